@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn the responses of all parts of a split into samples, as one memory-mapped Arrow file.
+
+python scripts/assemble_samples.py --spec '{}' --responses R.jsonl --output samples.arrow
+"""
+
+import logging
+
+from pilotfish import cli, manifest, samples
+
+
+def main() -> None:
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--manifest", "manifest of the responses")
+    cli.path_argument(made, "--responses", "responses, one JSONL a part, in order", many=True)
+    cli.path_argument(made, "--output", "Arrow file to write")
+    arguments = made.parse_args()
+    manifest.read(arguments.manifest, "responses")
+    logging.info("%d samples", samples.assemble(arguments.responses, arguments.output))
+
+
+if __name__ == "__main__":
+    cli.run(main)

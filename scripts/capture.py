@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hidden states of one part: adopt what `respond` captured, and capture the rows that are missing.
+
+python scripts/capture.py --help
+"""
+
+import asyncio
+import json
+import logging
+import shutil
+from pathlib import Path
+
+from pilotfish import adoption, cli, digest, engine, gpus, layers, manifest, prompts, samples
+
+
+def main() -> None:
+    arguments = _arguments()
+    spec = cli.spec_of(arguments)
+    facts = manifest.read(arguments.target, "target")["statistics"]
+    manifest.read(arguments.manifest, "samples")
+    wanted = layers.layers_to_capture(spec["capture_layers"], facts)
+    every = samples.load(arguments.samples)
+    part = prompts.part_rows(spec["rows"], arguments.part)
+    mine = {row: number for number, row in enumerate(every["row"]) if row in part}
+    ids = {row: every[number]["input_ids"] for row, number in mine.items()}
+    work = Path(f"{arguments.output}.work") / digest.work_key(arguments.spec, arguments.code)
+    made = adoption.Adoption(work, wanted, ids)
+    made.adopt(arguments.captured)
+    missing = made.missing()
+    logging.info("%d of %d rows adopted from `respond`", len(ids) - len(missing), len(ids))
+    if missing:
+        with gpus.lease(arguments.gpus):
+            _capture(arguments, spec, made)
+    made.publish(arguments.output)
+    shutil.rmtree(work.parent)
+
+
+def _arguments():
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
+    cli.path_argument(made, "--manifest", "manifest of the split's samples")
+    cli.path_argument(made, "--samples", "samples of the split")
+    made.add_argument("--part", default="00000-of-00001", help="the rows to do, e.g. 00003-of-00016")
+    made.add_argument("--engine", required=True, help="JSON of the engine settings")
+    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
+    cli.path_argument(made, "--captured", "folder of shards that `respond` captured")
+    cli.path_argument(made, "--output", "folder for the part's shards and index.json")
+    cli.path_argument(made, "--engine-log", "vLLM's own log")
+    return made.parse_args()
+
+
+def _capture(arguments, spec: dict, made: adoption.Adoption) -> None:
+    options = json.loads(arguments.engine)
+    model = arguments.target.parent / "model"
+    line = engine.arguments(
+        options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True
+    ) + engine.capture_arguments(made.layers, made.incoming)
+    with engine.Engine(line, options, arguments.engine_log) as server:
+        asyncio.run(made.capture_missing(server, options))
+
+
+if __name__ == "__main__":
+    cli.run(main)

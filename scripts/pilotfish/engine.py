@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM server that lives inside one job: started, watched, and stopped whatever happens."""
+
+import ctypes
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from pilotfish.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+SERVED_NAME = "target"
+POLL_SECONDS = 0.25
+TAIL_LINES = 30
+STOP_SECONDS = 20  # between SIGTERM and SIGKILL
+SCRIPTS = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1
+# What a start goes through, as patterns of vLLM's log lines.
+MILESTONES = (
+    ("weights loaded", re.compile(r"Loading weights took|Model loading took")),
+    ("compiled", re.compile(r"torch\.compile took|Graph capturing finished|Warming up model")),
+    ("KV cache ready", re.compile(r"GPU KV cache size|CPU KV cache|KV cache size")),
+)
+
+
+def free_port(wanted: int | None) -> int:
+    """The wanted port if nothing listens on it, else UserError; without a wish, one that is free now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted or 0))
+        except OSError:
+            raise UserError(
+                f"engine.port: port {wanted} is in use by another process; stop that process, "
+                "choose another port, or leave engine.port out to take a free one"
+            ) from None
+        return probe.getsockname()[1]
+
+
+def arguments(options: dict, *, model: Path, trust_remote_code: bool, capture: bool) -> list[str]:
+    """vLLM's command line for `engine` settings; capture needs prefix caching and chunked prefill off."""
+    line = ["--model", str(model), "--served-model-name", SERVED_NAME, "--dtype", options["dtype"]]
+    line += ["--max-model-len", str(options["max_model_len"]), "--max-num-seqs", str(options["max_num_seqs"])]
+    line += ["--tensor-parallel-size", str(options["tensor_parallel"])]
+    line += ["--gpu-memory-utilization", str(options["gpu_memory_utilization"])]
+    line += ["--disable-uvicorn-access-log"]
+    if options["enforce_eager"]:
+        line += ["--enforce-eager"]
+    if trust_remote_code:
+        line += ["--trust-remote-code"]
+    if capture:
+        # A cached prefix is not recomputed, so fewer states than tokens would come back.
+        line += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
+        line += ["--max-num-batched-tokens", str(max(2048, options["max_model_len"]))]
+    return line + list(options["extra_args"])
+
+
+def capture_arguments(layers: Sequence[int], folder: Path) -> list[str]:
+    """Command line that makes vLLM write the h(k) states of `layers` into `folder`, one file a request."""
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layers)}},
+    }
+    transfer = {
+        "kv_connector": "ShardCaptureConnector",
+        "kv_connector_module_path": "pilotfish.capture",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {
+            "shared_storage_path": str(folder.resolve()),
+            "use_synchronization_lock": False,
+        },
+    }
+    return ["--speculative-config", json.dumps(speculative), "--kv-transfer-config", json.dumps(transfer)]
+
+
+def drafter_arguments(drafter: Path, speculative_tokens: int) -> list[str]:
+    """Command line that serves with a drafter, and reports each round of each request."""
+    speculative = {"model": str(drafter), "num_speculative_tokens": speculative_tokens}
+    return [
+        "--speculative-config",
+        json.dumps(speculative),
+        "--per-request-spec-decode-metrics",
+        "detailed",
+    ]
+
+
+class Engine:
+    """Context manager around one vLLM server on loopback.
+
+    Entering returns when the server answers, or raises UserError with the last log lines within a second
+    of its death. Leaving stops its whole process group; the kernel stops it if this process is killed.
+    """
+
+    def __init__(self, line: Sequence[str], options: dict, log: Path):
+        self.line = list(line)
+        self.options = options
+        self.log = log
+        self.port = 0
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def __enter__(self) -> "Engine":
+        self.port = free_port(self.options["port"])
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--host", HOST, "--port", str(self.port), *self.line]
+        logger.info("starting vLLM on %s:%d, log in %s", HOST, self.port, self.log)
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _environment(self) -> dict[str, str]:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPTS), *filter(None, [os.getenv("PYTHONPATH")])])
+        # The model is a folder by now: an engine that asks a hub for anything is at fault.
+        environment["HF_HUB_OFFLINE"] = "1"
+        if self.options["kv_cache_gib"]:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(self.options["kv_cache_gib"])
+        return environment
+
+    def _wait_until_ready(self) -> None:
+        begun = time.monotonic()
+        reached: set[str] = set()
+        while True:
+            self.check_alive()
+            for name in self._milestones() - reached:
+                reached.add(name)
+                logger.info("engine: %s (%.0f s)", name, time.monotonic() - begun)
+            if self._answers():
+                logger.info("engine: ready (%.0f s)", time.monotonic() - begun)
+                return
+            if time.monotonic() - begun > self.options["start_timeout"]:
+                raise UserError(
+                    f"the engine was not ready after engine.start_timeout = {self.options['start_timeout']} s; "
+                    f"reached: {', '.join(sorted(reached)) or 'nothing'}. Last lines of {self.log}:\n{self.tail()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _milestones(self) -> set[str]:
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return {name for name, pattern in MILESTONES if pattern.search(text)}
+
+    def check_alive(self) -> None:
+        """Raise UserError with the last log lines when the server process has ended."""
+        assert self.process is not None
+        status = self.process.poll()
+        if status is not None:
+            raise UserError(
+                f"the engine ended with exit status {status}. Last {TAIL_LINES} lines of {self.log}:\n{self.tail()}"
+            )
+
+    def tail(self) -> str:
+        """The last lines of the engine's log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+
+    def stop(self) -> None:
+        """End the whole process group: SIGTERM, then SIGKILL for what is left."""
+        if self.process is None:
+            return
+        group = self.process.pid
+        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5)):
+            try:
+                os.killpg(group, number)
+            except ProcessLookupError:
+                break
+            try:
+                self.process.wait(timeout=patience)
+            except subprocess.TimeoutExpired:
+                continue
+        self.process.wait()
+        self.process = None
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

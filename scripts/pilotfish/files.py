@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing files so that nothing half-written is ever seen under its final name."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pilotfish.errors import UserError
+
+CHUNK = 1 << 22  # bytes read at a time while hashing
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; on success fsync it and rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write sorted, indented JSON atomically; equal values give equal bytes."""
+    write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """Read a JSON file; a missing or broken one is a UserError that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); delete it and run again to make it anew") from None
+
+
+def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
+    """Write one JSON object a line, atomically, keys sorted."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as handle:
+        for row in rows:
+            handle.write(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Read one JSON object a line; a broken line is a UserError with its number (from 1) and the cure."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; check the path in the configuration") from None
+    if lines[-1] == b"":
+        lines.pop()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path}, line {number}: not UTF-8 ({error}); re-save the file as UTF-8") from None
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path}, line {number}: not valid JSON ({error}); mend or remove the line, "
+                "each line must be one whole JSON object"
+            ) from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: a JSON {type(row).__name__}, not an object in braces")
+        rows.append(row)
+    return rows
+
+
+def sha256_file(path: Path) -> str:
+    """Hex sha256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while block := handle.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def publish_folder(source: Path, final: Path) -> None:
+    """Make `final` hold the files of `source`, by links and one rename; `source` stays as it is.
+
+    A job that is killed right afterwards still finds its unfinished work complete.
+    """
+    staged = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        link(file, staged / file.name)
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(staged, final)
+
+
+def link(source: Path, destination: Path) -> None:
+    """Give a file a second name without copying it; copy where the file system cannot link."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    destination.unlink(missing_ok=True)
+    try:
+        os.link(source, destination)
+    except OSError:
+        with replacing(destination) as temporary:
+            shutil.copyfile(source, temporary)

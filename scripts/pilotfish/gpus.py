@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lease GPUs for one job: Snakemake only counts them, so the job itself takes exclusive locks."""
+
+import fcntl
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pilotfish.errors import UserError
+
+
+def visible_gpus() -> list[str]:
+    """Device names this process may use: CUDA_VISIBLE_DEVICES if set, else what the driver lists."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name.strip() for name in allowed.split(",") if name.strip()]
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()
+
+
+@contextmanager
+def lease(count: int) -> Iterator[list[str]]:
+    """Hold `count` GPUs exclusively and put them into CUDA_VISIBLE_DEVICES; UserError if they are not free.
+
+    The lock is an flock, so it goes when the process does, however it ends.
+    """
+    if count == 0:
+        yield []
+        return
+    visible = visible_gpus()
+    if count > len(visible):
+        raise UserError(f"{count} GPU(s) asked for, {len(visible)} visible; lower `gpu` in the profile")
+    folder = Path(tempfile.gettempdir()) / f"pilotfish-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    held: dict[str, int] = {}
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        for name in visible:
+            if len(held) == count:
+                break
+            handle = os.open(folder / f"{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held[name] = handle
+            except BlockingIOError:
+                os.close(handle)
+        if len(held) < count:
+            raise UserError(
+                f"{count} GPU(s) asked for, {len(held)} of {len(visible)} free: another job holds the rest; "
+                "let Snakemake schedule both jobs (`resources: gpu` in one profile), or wait for it"
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(held)
+        yield list(held)
+    finally:
+        if before is None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+        for handle in held.values():
+            os.close(handle)

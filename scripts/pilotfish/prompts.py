@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts: reading them from any JSONL, and the seeded split by conversation."""
+
+import hashlib
+from pathlib import Path
+
+from pilotfish import files
+from pilotfish.errors import UserError
+
+ROLES = ("system", "user", "assistant")
+CURE = '; each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
+
+
+def fault(prompt: dict) -> str | None:
+    """What is wrong with a prompt's shape, or None: id, then alternating turns that end with the user."""
+    if not isinstance(prompt.get("id"), str | int) or isinstance(prompt.get("id"), bool):
+        return "`id` is missing or neither text nor a number"
+    messages = prompt.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return "`messages` is missing, empty or not a list"
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            return f"message {number} has no role among {', '.join(ROLES)}"
+        if not isinstance(message.get("content"), str) or not message["content"].strip():
+            return f"message {number} has empty or non-text `content`"
+    turns = [m["role"] for m in messages[1:]] if messages[0]["role"] == "system" else [m["role"] for m in messages]
+    if not turns or turns[-1] != "user" or turns != [("user", "assistant")[i % 2] for i in range(len(turns))]:
+        return f"roles must alternate user, assistant, ... and end with user (found {', '.join(turns) or 'none'})"
+    return None
+
+
+def read(path: Path) -> list[dict]:
+    """All prompts of a file as `id` (text), `messages` and, where given, `conversation`.
+
+    Raises UserError naming the file and line for the first broken line, bad shape or repeated id.
+    """
+    prompts, seen = [], {}
+    for number, row in enumerate(files.read_jsonl(path), 1):
+        wrong = fault(row)
+        if wrong:
+            raise UserError(f"{path}, line {number}: {wrong}{CURE}")
+        identifier = str(row["id"])
+        if identifier in seen:
+            raise UserError(f"{path}, line {number}: id {identifier!r} was used on line {seen[identifier]}")
+        seen[identifier] = number
+        prompt = {"id": identifier, "messages": row["messages"]}
+        if "conversation" in row:
+            prompt["conversation"] = str(row["conversation"])
+        prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"{path}: no prompts in it{CURE}")
+    return prompts
+
+
+def conversation_key(prompt: dict) -> str:
+    """Rows of one conversation share this: its `conversation`, else the text of its first user turn."""
+    if "conversation" in prompt:
+        return f"id:{prompt['conversation']}"
+    return "text:" + next(m["content"] for m in prompt["messages"] if m["role"] == "user")
+
+
+def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str, list[dict]]:
+    """Split by conversation into `heldout` and `train`, in an order that only seed and content decide.
+
+    Each split gets whole conversations, as many as fit its number of rows. Raises UserError when the
+    prompts run out.
+    """
+    groups: dict[str, list[dict]] = {}
+    for prompt in prompts:
+        groups.setdefault(conversation_key(prompt), []).append(prompt)
+    order = sorted(groups, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
+    chosen: dict[str, list[dict]] = {"heldout": [], "train": []}
+    wanted = {"heldout": heldout, "train": train}
+    for key in order:
+        for name, rows in chosen.items():
+            if len(rows) + len(groups[key]) <= wanted[name]:
+                rows.extend(groups[key])
+                break
+    short = {name: len(chosen[name]) for name in chosen if len(chosen[name]) < wanted[name]}
+    if short:
+        raise UserError(
+            f"{len(prompts)} prompts are too few for prompts.train = {train} and prompts.heldout = {heldout} "
+            f"split by conversation (got {short}); add prompts or lower the numbers"
+        )
+    return chosen
+
+
+def part_rows(total: int, part: str) -> range:
+    """Rows of one part such as `00003-of-00016`: consecutive, nearly equal ranges that cover all rows."""
+    number, _, parts = part.partition("-of-")
+    return range(int(number) * total // int(parts), (int(number) + 1) * total // int(parts))

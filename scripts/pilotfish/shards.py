@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hidden-state shards: many rows in one safetensors file, read back one row at a time."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from pilotfish import files
+from pilotfish.errors import UserError
+
+ROWS_PER_SHARD = 64
+INDEX = "index.json"
+OPEN_SHARDS = 16  # files a reader keeps mapped
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """One row's states: `token_ids` [T-1] int64 and `hidden_states` [T-1, layers, H].
+
+    T counts prompt and response; the very last token was never an input, so it has no state.
+    """
+
+    token_ids: torch.Tensor
+    hidden_states: torch.Tensor
+
+
+def shard_name(start: int, end: int) -> str:
+    """File name of the shard that holds rows start..end-1 of a split."""
+    return f"rows_{start:07d}-{end:07d}.safetensors"
+
+
+def shard_ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Consecutive [start, end) ranges of at most ROWS_PER_SHARD rows, never empty."""
+    return [(a, min(a + ROWS_PER_SHARD, end)) for a in range(start, end, ROWS_PER_SHARD)]
+
+
+def write_shard(path: Path, rows: Sequence[tuple[int, RowStates]], layers: Sequence[int]) -> None:
+    """Write rows, each with its number in the split, into one shard; atomic.
+
+    Tensors: `hidden_states` [tokens, layers, H], `token_ids` [tokens], `rows` [n], `offsets` [n + 1]:
+    row i of the shard lies at offsets[i]:offsets[i + 1].
+    """
+    lengths = torch.tensor([len(states.token_ids) for _, states in rows])
+    tensors = {
+        "hidden_states": torch.cat([states.hidden_states for _, states in rows]),
+        "token_ids": torch.cat([states.token_ids for _, states in rows]),
+        "rows": torch.tensor([row for row, _ in rows]),
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+    }
+    with files.replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"capture_layers": json.dumps(list(layers))})
+
+
+class ShardReader:
+    """Reads rows of one split from the folders of its parts, lazily, by row number.
+
+    `layers` are h(k) numbers, in the order in which they are wanted; UserError if one was not captured.
+    """
+
+    def __init__(self, indexes: Sequence[Path], layers: Sequence[int] | None = None):
+        self._shard_of: dict[int, tuple[Path, int]] = {}
+        self._open: OrderedDict[Path, object] = OrderedDict()
+        self.captured: list[int] = []
+        for index in indexes:
+            content = files.read_json(index)
+            if self.captured and content["capture_layers"] != self.captured:
+                raise UserError(f"{index}: layers {content['capture_layers']}, other parts {self.captured}")
+            self.captured = content["capture_layers"]
+            for shard in content["shards"]:
+                for position, row in enumerate(shard["rows"]):
+                    self._shard_of[row] = (index.parent / shard["file"], position)
+        self.layers = list(layers) if layers is not None else self.captured
+        missing = sorted(set(self.layers) - set(self.captured))
+        if missing:
+            raise UserError(f"{indexes[0]}: layers {missing} were not captured, only {self.captured}")
+        self._columns = [self.captured.index(layer) for layer in self.layers]
+
+    @classmethod
+    def of_file(cls, path: Path, layers: Sequence[int], rows: Sequence[int]) -> "ShardReader":
+        """A reader of one shard that no index lists yet."""
+        reader = cls([], [])
+        reader.captured = list(layers)
+        reader.layers, reader._columns = list(layers), list(range(len(layers)))
+        reader._shard_of = {row: (path, position) for position, row in enumerate(rows)}
+        return reader
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._shard_of
+
+    def read(self, row: int) -> RowStates:
+        """States of one row; KeyError when no shard holds it."""
+        path, position = self._shard_of[row]
+        shard = self._opened(path)
+        offsets = shard.get_slice("offsets")[position : position + 2].tolist()
+        states = shard.get_slice("hidden_states")[offsets[0] : offsets[1]]
+        if self._columns != list(range(states.shape[1])):
+            states = states[:, self._columns]
+        return RowStates(shard.get_slice("token_ids")[offsets[0] : offsets[1]], states)
+
+    def _opened(self, path: Path):
+        if path in self._open:
+            self._open.move_to_end(path)
+        else:
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except Exception as error:
+                raise UserError(f"{path}: not a readable shard ({error}); delete it and run again") from None
+            if len(self._open) > OPEN_SHARDS:
+                self._open.popitem(last=False)
+        return self._open[path]
+
+    def __getstate__(self) -> dict:
+        # Open files do not travel to data-loader workers; each opens its own.
+        return {**self.__dict__, "_open": OrderedDict()}
+
+
+def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> None:
+    """Write index.json: capture layers, and for each shard its file, rows, tokens, size and sha256."""
+    ordered = sorted(shards, key=lambda shard: shard["rows"][0])
+    files.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered})
+
+
+def describe(path: Path) -> dict:
+    """The index entry of a shard, read from the shard itself."""
+    with safe_open(path, framework="pt") as shard:
+        rows = shard.get_tensor("rows").tolist()
+        tokens = int(shard.get_slice("offsets")[len(rows) :][0])
+    return {
+        "file": path.name,
+        "rows": rows,
+        "tokens": tokens,
+        "size": path.stat().st_size,
+        "sha256": files.sha256_file(path),
+    }
+
+
+def stored_layers(path: Path) -> list[int]:
+    """The h(k) numbers that a shard says it holds."""
+    with safe_open(path, framework="pt") as shard:
+        return json.loads(shard.metadata()["capture_layers"])

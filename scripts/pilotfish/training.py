@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train an EAGLE-3 drafter with speculators' model, losses and Trainer, on the CPU or one GPU."""
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.eagle3.data import shift_batch
+from speculators.train.checkpointer import convert_float_dtype, patch_config_dtype
+from speculators.train.cli import create_transformer_layer_config
+from speculators.train.data import CollateFn
+from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
+from speculators.train.trainer import Trainer, TrainerConfig
+from torch.utils.data import DataLoader
+
+from pilotfish import files
+from pilotfish.transfer import SampleDataset
+
+logger = logging.getLogger(__name__)
+
+DTYPE = torch.bfloat16  # of hidden states, of autocast and of the drafter as served
+CHECKPOINTS_PER_EPOCH = 4
+REPORT_SECONDS = 15
+WORKERS = 4  # data-loader processes on a GPU
+
+
+def device() -> torch.device:
+    """The GPU leased to this job, else the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def build_drafter(
+    spec: dict, target: Path, layers: list[int], d2t: torch.Tensor, t2d: torch.Tensor
+) -> Eagle3DraftModel:
+    """A fresh EAGLE-3 drafter in fp32 whose head starts from the target's rows of the draft vocabulary.
+
+    speculators freezes the head; here it is trained, as in EAGLE-3 itself.
+    """
+    layer = create_transformer_layer_config(
+        str(target), num_layers=1, draft_arch="llama", hidden_act=None, sliding_window=2048,
+        full_attention_indices=[0], trust_remote_code=spec["trust_remote_code"],
+    )  # fmt: skip
+    # A window that no layer uses would still be exported, and some servers apply it.
+    layer.sliding_window = None
+    model = Eagle3DraftModel.from_training_args(
+        layer,
+        t2d=t2d,
+        d2t=d2t,
+        draft_vocab_size=len(d2t),
+        norm_before_residual=True,
+        ttt_steps=spec["speculative_tokens"],
+        verifier_name_or_path=str(target),
+        draft_attn_impl="simple_flex_attention" if device().type == "cuda" else "eager",
+        target_layer_ids=layers,
+        trust_remote_code=spec["trust_remote_code"],
+    ).float()
+    model.lm_head.weight.requires_grad_(True)
+    return model
+
+
+def loader(dataset: SampleDataset, pack_length: int, seed: int) -> DataLoader:
+    """Packs of `pack_length` tokens in a seeded order, shifted as EAGLE-3 needs them."""
+    sampler = MultipackDistributedBatchSamplerV2(
+        batch_max_length=pack_length, lengths=dataset.approx_lengths, num_replicas=1, rank=0, seed=seed
+    )
+    on_gpu = device().type == "cuda"
+    sample = dataset[0]
+    hidden = sample["verifier_last_hidden_states"].shape[1]
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=WORKERS if on_gpu else 0,
+        pin_memory=on_gpu,
+        multiprocessing_context="spawn" if on_gpu else None,
+        collate_fn=CollateFn(
+            pack_length,
+            hidden,
+            num_target_layers=sample["hidden_states"].shape[1] // hidden,
+            dtype=DTYPE,
+            preprocess=shift_batch,
+        ),
+    )
+
+
+class ResumableTrainer(Trainer):
+    """speculators' Trainer on the CPU too, with checkpoints that resume exactly.
+
+    speculators pickles the optimizer and rounds it and the weights to bf16; here fp32 tensors go to
+    safetensors and the counters to JSON, in one folder that appears by rename.
+    """
+
+    def __init__(self, *args, state: Path, **kwargs):
+        self._state = state
+        super().__init__(*args, **kwargs)
+        self._resume()
+
+    def setup_trainer(self) -> None:
+        super().setup_trainer()
+        chosen = device()
+        self.device_type, self.local_rank = chosen.type, chosen
+
+    def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
+        """Save the state after `local_step` steps of `epoch`; 0 means that the epoch is complete."""
+        if epoch == "interrupted":
+            # The last regular checkpoint is resumed; an ill-timed one could be of half a step.
+            return
+        staged = self._state.with_name(f".{self._state.name}.tmp")
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        save_file(_trainable(self.model), staged / "model.safetensors")
+        (optimizer,) = self.optimizers
+        tensors, plain = _flatten_optimizer(optimizer.state_dict())
+        save_file(tensors, staged / "optimizer.safetensors")
+        counters = {"epoch": epoch, "local_step": local_step, "global_step": self.global_step}
+        schedule = [scheduler.state_dict() for scheduler in self.schedulers]
+        files.write_json(staged / "state.json", {**counters, "optimizer": plain, "schedulers": schedule})
+        old = self._state.with_name(f".{self._state.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self._state.exists():
+            os.replace(self._state, old)
+        os.replace(staged, self._state)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def maybe_update_best(self, epoch: int, val_metrics: dict | None) -> None:
+        """The last epoch is the result: held-out tau decides between runs, not the smallest loss."""
+
+    def _resume(self) -> None:
+        old = self._state.with_name(f".{self._state.name}.old")
+        if not self._state.exists() and old.exists():
+            os.replace(old, self._state)
+        if not self._state.exists():
+            return
+        saved = files.read_json(self._state / "state.json")
+        self.model.load_state_dict(load_file(self._state / "model.safetensors"), strict=False)
+        (optimizer,) = self.optimizers
+        optimizer.load_state_dict(
+            _unflatten_optimizer(load_file(self._state / "optimizer.safetensors"), saved["optimizer"])
+        )
+        for scheduler, state in zip(self.schedulers, saved["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        self.global_step = saved["global_step"]
+        self._resume_local_step = saved["local_step"]
+        self.current_epoch = saved["epoch"] + (0 if saved["local_step"] else 1)
+        logger.info("resumed at step %d", self.global_step)
+
+
+def _trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _flatten_optimizer(state: dict) -> tuple[dict[str, torch.Tensor], list[dict]]:
+    """An optimizer's state as named tensors, and its parameter groups as plain values."""
+    tensors = {
+        f"{number}.{name}": value.detach().cpu().clone()
+        for number, entry in state["state"].items()
+        for name, value in entry.items()
+    }
+    return tensors, state["param_groups"]
+
+
+def _unflatten_optimizer(tensors: dict[str, torch.Tensor], groups: list[dict]) -> dict:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    return {"state": state, "param_groups": groups}
+
+
+class StepLog(logging.Handler):
+    """Turns the trainer's metric records into lines of a JSONL file, and now and then into a log line."""
+
+    def __init__(self, path: Path, total_steps: int):
+        super().__init__()
+        self.path, self.total_steps = path, total_steps
+        self.begun = self.reported = time.monotonic()
+        self.first_step: int | None = None
+
+    def keep_until(self, step: int) -> None:
+        """Drop lines of steps that a resumed run is going to do again."""
+        if self.path.exists():
+            rows = [row for row in files.read_jsonl(self.path) if row["step"] < step]
+            files.write_jsonl(self.path, rows)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        content = record.msg
+        kind = "train" if "train" in content else "heldout"
+        metrics = content["train"] if kind == "train" else content["val"]
+        row = {"kind": kind, "epoch": content["epoch"], "step": record.step}
+        row |= {name.removesuffix("_epoch"): round(float(value), 6) for name, value in metrics.items()}
+        with open(self.path, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps(row, sort_keys=True) + "\n")
+        self._report(row)
+
+    def _report(self, row: dict) -> None:
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step = row["step"]
+        if row["kind"] == "heldout" or now - self.reported > REPORT_SECONDS:
+            self.reported = now
+            rate = (row["step"] + 1 - self.first_step) / (now - self.begun)
+            left = (self.total_steps - row["step"] - 1) / rate if rate else float("inf")
+            accuracy = " ".join(f"{row[key]:.3f}" for key in sorted(row) if key.startswith("full_acc_"))
+            logger.info(
+                "%s, step %d of %d: loss %.3f, accuracy by step %s, about %.0f s left",
+                row["kind"], row["step"] + 1, self.total_steps, row["loss"], accuracy, max(left, 0),
+            )  # fmt: skip
+
+
+def train(
+    model: Eagle3DraftModel,
+    spec: dict,
+    train_set: SampleDataset,
+    heldout_set: SampleDataset,
+    work: Path,
+) -> Path:
+    """Train for `epochs`, resuming from `work` if it holds a checkpoint; returns the log of steps.
+
+    Raises SystemExit when a signal ended training early: the state is kept for the next try.
+    """
+    if device().type == "cpu":
+        # speculators times each step with this; there is nothing to wait for on a CPU.
+        torch.accelerator.synchronize = lambda *_: None
+    os.environ["TQDM_DISABLE"] = "1"
+    train_loader = loader(train_set, spec["pack_length"], spec["seed"])
+    call = partial(Eagle3DraftModel.get_trainer_kwargs, loss_fn=spec["loss"])
+    train_kwargs, val_kwargs = call(
+        ttt_steps=spec["ttt_steps"],
+        ttt_step_loss_decay=spec["ttt_step_loss_decay"],
+        loss_implementation="fused" if device().type == "cuda" else "eager",
+    )
+    config = TrainerConfig(
+        lr=spec["learning_rate"],
+        num_epochs=spec["epochs"],
+        save_path=str(work / "speculators"),
+        train_call_kwargs=train_kwargs,
+        val_call_kwargs=val_kwargs,
+        weight_decay=spec["weight_decay"],
+        scheduler_type="cosine",
+        scheduler_warmup_ratio=spec["warmup_ratio"],
+        checkpoint_freq=1 / CHECKPOINTS_PER_EPOCH,
+        hidden_states_dtype=DTYPE,
+    )
+    total = spec["epochs"] * len(train_loader)
+    trainer = ResumableTrainer(
+        model, config, train_loader, loader(heldout_set, spec["pack_length"], 0), state=work / "state"
+    )
+    log = StepLog(work / "training_log.jsonl", total)
+    log.keep_until(trainer.global_step)
+    metrics = logging.getLogger("speculators.metrics")
+    metrics.setLevel(logging.INFO)
+    metrics.propagate = False
+    metrics.addHandler(log)
+    try:
+        _run(trainer.run_training)
+    finally:
+        metrics.removeHandler(log)
+    if trainer.global_step < total:
+        raise SystemExit(143)
+    return log.path
+
+
+def _run(training: Callable[[], None]) -> None:
+    logging.getLogger("speculators").setLevel(logging.WARNING)
+    training()
+
+
+def export(model: Eagle3DraftModel, folder: Path) -> None:
+    """Write config.json and bf16 model.safetensors in speculators' format, which vLLM serves as it is."""
+    state = convert_float_dtype(model.state_dict(), DTYPE)
+    model.save_pretrained(folder, state_dict=state)
+    patch_config_dtype(folder / "config.json", DTYPE)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pilotfish's shards as an hs_connectors transfer backend, and the training view of a sample."""
+
+from pathlib import Path
+
+import torch
+from hs_connectors import HiddenStatesTransfer
+from speculators.train.data import BaseDataset
+
+from pilotfish import samples, shards
+from pilotfish.errors import UserError
+
+
+class ShardTransfer(HiddenStatesTransfer):
+    """Reads hidden states of one split from shards; nothing is ever generated behind the reader's back."""
+
+    def __init__(self, indexes: list[Path], layers: list[int]):
+        self.reader = shards.ShardReader(indexes, layers)
+
+    def get_cached(self, file_idx: int) -> dict[str, torch.Tensor] | None:
+        """`hidden_states` [T-1, layers, H] and `token_ids` [T-1] of row `file_idx`, or None."""
+        if file_idx not in self.reader:
+            return None
+        states = self.reader.read(file_idx)
+        return {"hidden_states": states.hidden_states, "token_ids": states.token_ids}
+
+    def get_generated(self, hs_transfer_params: dict) -> None:
+        """Always an error: shards are complete and verified before training starts."""
+        raise UserError("hidden states are missing from the shards; run the `capture` rule again")
+
+
+def serving_mask(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Which positions a drafter is trained on, [T] -> [T-1]: entry j is m[j] and m[j+1].
+
+    Serving uses slot t if x[t+1] and x[t+2] are both generated; speculators trains slot t under entry
+    t + 1 of the mask it is given (it drops the first entry), so entry t + 1 is m[t+1] & m[t+2].
+    """
+    return loss_mask[:-1] & loss_mask[1:]
+
+
+class SampleDataset(BaseDataset):
+    """Samples with their hidden states, as speculators' trainer wants them.
+
+    Raises UserError at once when a sample is longer than `max_len`: speculators would cut it silently.
+    """
+
+    def __init__(self, arrow: Path, transfer: ShardTransfer, max_len: int, dtype: torch.dtype):
+        self.samples = samples.load(arrow).with_format("torch")
+        self.transfer = transfer
+        super().__init__(max_len, dtype)
+        for number, length in enumerate(self.approx_lengths):
+            if length > max_len:
+                raise UserError(
+                    f"{arrow}, row {number}: {length} tokens exceed pack_length = {max_len}; raise the "
+                    "drafter's pack_length, or lower responses.max_tokens"
+                )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _compute_approx_lengths(self) -> list[int]:
+        return list(self.samples.with_format(None)["seq_len"])
+
+    def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
+        sample = self.samples[index]
+        row = int(sample["row"])
+        held = self.transfer.get_cached(row)
+        if held is None:
+            raise UserError(f"row {row}: no hidden states in the shards; run the `capture` rule again")
+        if not torch.equal(held["token_ids"], sample["input_ids"][:-1]):
+            raise UserError(f"row {row}: the shard holds another row's tokens; delete the shard and run again")
+        return {
+            "hidden_states": held["hidden_states"][:, :-1].flatten(1),
+            "input_ids": held["token_ids"],
+            "verifier_last_hidden_states": held["hidden_states"][:, -1],
+            "loss_mask": serving_mask(sample["loss_mask"]),
+        }

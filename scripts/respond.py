@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let the target answer one part of the prompts, capturing hidden states in the same pass.
+
+python scripts/respond.py --help
+"""
+
+import asyncio
+import json
+import logging
+import shutil
+from pathlib import Path
+
+from pilotfish import cli, digest, engine, files, generation, gpus, layers, manifest, prompts
+from pilotfish.errors import UserError
+
+
+def main() -> None:
+    arguments = _arguments()
+    spec = cli.spec_of(arguments)
+    facts = manifest.read(arguments.target, "target")["statistics"]
+    asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts)
+    rows = files.read_jsonl(arguments.prompts)
+    part = prompts.part_rows(len(rows), arguments.part)
+    work = Path(f"{arguments.output}.work")
+    journal = generation.Journal(work / digest.work_key(arguments.spec, arguments.code), part, asked)
+    missing = [row for row in part if row not in journal.done]
+    if len(missing) < len(part):
+        logging.info("%d of %d rows are already done", len(part) - len(missing), len(part))
+    if missing:
+        with gpus.lease(arguments.gpus):
+            _respond(arguments, spec, rows, missing, journal)
+    journal.pack_all()
+    _publish(arguments, spec, journal, len(part))
+    shutil.rmtree(work)
+
+
+def _arguments():
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
+    cli.path_argument(made, "--prompts", "prompts of the whole split")
+    made.add_argument("--part", default="00000-of-00001", help="the rows to do, e.g. 00003-of-00016")
+    made.add_argument("--engine", required=True, help="JSON of the engine settings")
+    made.add_argument("--capture-layers", required=True, help="JSON list: each drafter's layers, or null")
+    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
+    cli.path_argument(made, "--output", "responses of the part, JSONL")
+    cli.path_argument(made, "--captured", "folder for the shards captured while generating")
+    cli.path_argument(made, "--engine-log", "vLLM's own log")
+    return made.parse_args()
+
+
+def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journal: generation.Journal) -> None:
+    options = json.loads(arguments.engine)
+    model = arguments.target.parent / "model"
+    line = engine.arguments(
+        options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True
+    ) + engine.capture_arguments(journal.layers, journal.incoming)
+    if spec["reasoning_parser"]:
+        line += ["--reasoning-parser", spec["reasoning_parser"]]
+    with engine.Engine(line, options, arguments.engine_log) as server:
+        asyncio.run(_bulk(server, options, spec, rows, missing, journal))
+
+
+async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: list[int], journal) -> None:
+    api = generation.client(server)
+
+    async def attempt(row: int) -> int:
+        sampling = {**spec["sampling"], "seed": spec["seed"] + row}
+        try:
+            answer = await generation.chat(
+                api, rows[row]["messages"], sampling, {"include_output_tokens": True}
+            )
+        except generation.RowRefused as error:
+            logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
+            journal.finish(generation.failed_row(row, rows[row], str(error)), "")
+            return 0
+        made = generation.response_row(row, rows[row], answer, sampling)
+        states = Path(answer["kv_transfer_params"]["hidden_states_path"])
+        await generation.take_states(states, (made["prompt_token_ids"] + made["token_ids"])[:-1])
+        journal.finish(made, states.name)
+        return len(made["token_ids"])
+
+    async def do_row(row: int) -> int:
+        return await generation.with_retries(row, lambda: attempt(row), server)
+
+    # The canary: one row through every check before the bulk is asked for.
+    tokens = await do_row(missing[0])
+    logging.info("canary: row %d gave %d tokens with states that match", missing[0], tokens)
+    await generation.run_rows(
+        server, missing[1:], do_row, at_once=options["max_num_seqs"], stall_timeout=options["stall_timeout"]
+    )
+
+
+def _publish(arguments, spec: dict, journal: generation.Journal, expected: int) -> None:
+    rows = journal.rows()
+    failed = [row for row in rows if row["error"]]
+    if len(failed) > spec["max_failed"]:
+        first = failed[0]
+        raise UserError(
+            f"{len(failed)} of {expected} rows were refused, first row {first['row']} (id {first['id']}): "
+            f"{first['error']}. Mend these prompts, or allow the loss with responses.max_failed; "
+            "the finished rows are kept"
+        )
+    journal.write_index()
+    files.publish_folder(journal.captured, arguments.captured)
+    files.write_jsonl(arguments.output, rows)
+    logging.info("%d rows, %d refused, %d tokens", len(rows), len(failed), sum(len(r["token_ids"] or []) for r in rows))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train one drafter on samples and their hidden states; resumes from its last checkpoint.
+
+python scripts/train.py --help
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from pilotfish import cli, digest, files, gpus, layers, manifest
+
+
+def main() -> None:
+    arguments = _arguments()
+    with gpus.lease(arguments.gpus):
+        _train(arguments, cli.spec_of(arguments))
+
+
+def _arguments():
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
+    cli.path_argument(made, "--vocabulary", "vocabulary map; its manifest lies beside it")
+    for split in ("train", "heldout"):
+        cli.path_argument(made, f"--{split}-samples", "samples, Arrow; their manifest lies beside them")
+        cli.path_argument(made, f"--{split}-states", "manifest of their hidden states")
+    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
+    cli.path_argument(made, "--output", "folder for config.json, model.safetensors and training_log.jsonl")
+    return made.parse_args()
+
+
+def _train(arguments, spec: dict) -> None:
+    from pilotfish import training
+
+    facts = manifest.read(arguments.target, "target")["statistics"]
+    manifest.read(arguments.vocabulary.parent / "manifest.json", "vocabulary")
+    chosen = layers.conditioning_layers(spec["capture_layers"], facts)
+    torch.manual_seed(spec["seed"])
+    maps = load_file(arguments.vocabulary)
+    target = arguments.target.parent / "model"
+    model = training.build_drafter(spec, target, chosen, maps["d2t"], maps["t2d"])
+    wanted = [*chosen, facts["layers"]]
+    work = Path(f"{arguments.output}.work") / digest.work_key(arguments.spec, arguments.code)
+    work.mkdir(parents=True, exist_ok=True)
+    log = training.train(
+        model,
+        spec,
+        _dataset(arguments.train_samples, arguments.train_states, wanted, spec["pack_length"]),
+        _dataset(arguments.heldout_samples, arguments.heldout_states, wanted, spec["pack_length"]),
+        work,
+    )
+    finished = work / "finished"
+    training.export(model, finished)
+    files.link(log, finished / "training_log.jsonl")
+    files.publish_folder(finished, arguments.output)
+    shutil.rmtree(work.parent)
+
+
+def _dataset(samples: Path, states: Path, wanted: list[int], pack_length: int):
+    from pilotfish import training, transfer
+
+    manifest.read(samples.parent / "manifest.json", "samples")
+    content = manifest.read(states, "hidden_states")
+    indexes = [states.parent / name for name in content["files"] if name.endswith("index.json")]
+    return transfer.SampleDataset(
+        samples, transfer.ShardTransfer(indexes, wanted), pack_length, training.DTYPE
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)
