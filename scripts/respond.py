@@ -30,7 +30,7 @@ def main() -> None:
         with gpus.lease(arguments.gpus):
             _respond(arguments, spec, rows, missing, journal)
     journal.pack_all()
-    _publish(arguments, spec, journal, len(part))
+    _publish(arguments, journal, len(part))
     shutil.rmtree(work)
 
 
@@ -42,6 +42,7 @@ def _arguments():
     made.add_argument("--engine", required=True, help="JSON of the engine settings")
     made.add_argument("--capture-layers", required=True, help="JSON list: each drafter's layers, or null")
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
+    made.add_argument("--max-failed", type=int, default=0, help="rows that may be refused")
     cli.path_argument(made, "--output", "responses of the part, JSONL")
     cli.path_argument(made, "--captured", "folder for the shards captured while generating")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
@@ -90,10 +91,10 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
     )
 
 
-def _publish(arguments, spec: dict, journal: generation.Journal, expected: int) -> None:
+def _publish(arguments, journal: generation.Journal, expected: int) -> None:
     rows = journal.rows()
     failed = [row for row in rows if row["error"]]
-    if len(failed) > spec["max_failed"]:
+    if len(failed) > arguments.max_failed:
         first = failed[0]
         raise UserError(
             f"{len(failed)} of {expected} rows were refused, first row {first['row']} (id {first['id']}): "

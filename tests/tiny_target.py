@@ -32,11 +32,10 @@ VOCAB_LIMIT = 512
 MAX_POSITIONS = 512
 PROMPTS = 160
 HOLD_STEPS = 420
-COOL_STEPS = 80
-LEARNT_LOSS = 0.07
+COOL_STEPS = 120
+LEARNT_LOSS = 0.11
 BATCH = 16
-MUON_LR = 0.02
-ADAMW_LR = 2e-3
+PEAK_LR = 4e-3
 THREADS = 1
 CHECKED = 48
 CHAT_TEMPLATE = (
@@ -45,8 +44,23 @@ CHAT_TEMPLATE = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-NOUNS = "apple river stone cloud tiger lemon chair bread horse paper green music sugar table".split()
-DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+NOUNS = [
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "tiger",
+    "lemon",
+    "chair",
+    "bread",
+    "horse",
+    "paper",
+    "green",
+    "music",
+    "sugar",
+    "table",
+]
+DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
 class Example(NamedTuple):
@@ -166,7 +180,7 @@ def _match_like_tokens(model: LlamaForCausalLM) -> None:
     """
     for layer in model.model.layers:
         attention = layer.self_attn
-        keys = attention.k_proj.weight.normal_(0.0, 0.07).view(
+        keys = attention.k_proj.weight.normal_(0.0, 0.08).view(
             -1, attention.head_dim, model.config.hidden_size
         )
         queries = keys.repeat_interleave(attention.num_key_value_groups, dim=0)
@@ -231,39 +245,25 @@ def _batches(
             yield inputs, labels
 
 
-def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of the layers, which learns them in fewer steps, and AdamW for the rest."""
-    named = list(model.named_parameters())
-    matrices = [weight for name, weight in named if ".layers." in name and weight.ndim == 2]
-    others = [weight for name, weight in named if ".layers." not in name or weight.ndim != 2]
-    return [
-        torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, ns_steps=3),
-        torch.optim.AdamW(others, lr=ADAMW_LR, betas=(0.9, 0.95), weight_decay=0.01),
-    ]
-
-
 def train(model: LlamaForCausalLM, rows: list[tuple[list[int], int]], seed: int) -> tuple[int, float]:
     """Train on the answers until they are learnt, then cool down; return the steps and the last mean loss.
 
     The loss falls late and at once, at a step that depends on the seed. So the learning rate is held until
     the mean loss shows that fall, at most HOLD_STEPS, and goes down to zero over COOL_STEPS after it.
     """
-    optimizers = _optimizers(model)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    peaks = [group["lr"] for group in groups]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.1)
     batches = _batches(rows, model.config.pad_token_id, seed)
     model.train()
     step, left, mean = 0, COOL_STEPS, 1.0
     while left > 0:
-        for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * min(1.0, (step + 1) / 20) * left / COOL_STEPS
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LR * min(1.0, (step + 1) / 20) * left / COOL_STEPS
         inputs, labels = next(batches)
         loss = model(input_ids=inputs, labels=labels, use_cache=False).loss
-        model.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         step, mean = step + 1, 0.95 * mean + 0.05 * loss.item()
         if left < COOL_STEPS or mean < LEARNT_LOSS or step >= HOLD_STEPS:
             left -= 1
@@ -309,31 +309,47 @@ def _fixed_torch(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _write(folder: Path, seed: int) -> dict[str, float]:
-    """Build everything into `folder` and return a few numbers about it."""
+class Built(NamedTuple):
+    """All that a build writes, and a few numbers about it."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    prompts: list[str]
+    numbers: dict[str, float]
+
+
+def _build(seed: int) -> Built:
+    """Train the model and check its answers to the first prompts."""
     corpus = make_examples(3000, seed)
-    prompts = make_examples(PROMPTS, seed + 1, distinct=True)
+    examples = make_examples(PROMPTS, seed + 1, distinct=True)
+    prompts = [example.prompt for example in examples]
     tokenizer = make_tokenizer(corpus)
     with _fixed_torch(seed):
         model = make_model(tokenizer)
         steps, loss = train(model, [_encode(tokenizer, example) for example in corpus], seed)
         model = model.to(torch.bfloat16)
-        answers = greedy_answers(model, tokenizer, [example.prompt for example in prompts[:CHECKED]])
+        answers = greedy_answers(model, tokenizer, prompts[:CHECKED])
     good = sum(map(well_formed, answers)) / len(answers)
-    exact = sum(a == e.answer + END for a, e in zip(answers, prompts, strict=False)) / len(answers)
+    exact = sum(a == e.answer + END for a, e in zip(answers, examples, strict=False)) / len(answers)
     if good < 0.9:
         raise RuntimeError(f"the tiny target is not usable: only {good:.0%} of its answers are well formed")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    return Built(
+        model, tokenizer, prompts, {"steps": steps, "loss": loss, "well_formed": good, "exact": exact}
+    )
+
+
+def _write(built: Built, folder: Path) -> None:
+    built.model.save_pretrained(folder)
+    # One file holds the chat template too: transformers would otherwise put it into a file of its own.
+    built.tokenizer.save_pretrained(folder, save_jinja_files=False)
     lines = [
-        {"id": f"tiny-{number:04d}", "messages": [{"role": "user", "content": example.prompt}]}
-        for number, example in enumerate(prompts, start=1)
+        {"id": f"tiny-{number:04d}", "messages": [{"role": "user", "content": prompt}]}
+        for number, prompt in enumerate(built.prompts, start=1)
     ]
-    for file in folder.iterdir():
-        file.chmod(0o644)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "prompts.jsonl").write_text(text, encoding="utf-8")
-    return {"steps": steps, "loss": loss, "well_formed": good, "exact": exact}
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def build_tiny_target(path: str | Path, seed: int = 0) -> dict[str, float]:
@@ -341,15 +357,16 @@ def build_tiny_target(path: str | Path, seed: int = 0) -> dict[str, float]:
     target = Path(path)
     if target.exists() or target.is_symlink():
         raise FileExistsError(f"{target} already exists; give a new folder")
+    built = _build(seed)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
-        numbers = _write(work, seed)
+        _write(built, work)
         work.chmod(0o755)
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return numbers
+    return built.numbers
 
 
 def main() -> int:

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure an engine on held-out prompts, and compare what it served with the baseline and the replay."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+import httpx
+import openai
+from prometheus_client.parser import text_string_to_metric_families
+
+from pilotfish import generation, replay
+from pilotfish.engine import Engine
+from pilotfish.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+ROUNDS_EQUAL_MIN = 0.96  # a right replay shares 97.8% of its rounds with the engine, a wrong one 79.6%
+TAU_DIFFERENCE_MAX = 0.01
+COUNTERS = {
+    "rounds": "vllm:spec_decode_num_drafts",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+
+def counters(text: str) -> dict:
+    """Speculative-decoding counters out of the text of vLLM's /metrics; zeros without a drafter."""
+    found: dict = {**dict.fromkeys(COUNTERS, 0), "accepted_per_position": []}
+    per_position: dict[int, int] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_total"):
+                continue
+            for key, name in COUNTERS.items():
+                if family.name == name:
+                    found[key] += int(sample.value)
+            if family.name == PER_POSITION:
+                position = int(sample.labels["position"])
+                per_position[position] = per_position.get(position, 0) + int(sample.value)
+    found["accepted_per_position"] = [per_position[position] for position in sorted(per_position)]
+    return found
+
+
+def difference(after: dict, before: dict) -> dict:
+    """What was counted between two readings."""
+    result = {key: after[key] - before[key] for key in COUNTERS}
+    earlier = before["accepted_per_position"] or [0] * len(after["accepted_per_position"])
+    result["accepted_per_position"] = [
+        a - b for a, b in zip(after["accepted_per_position"], earlier, strict=True)
+    ]
+    return result
+
+
+async def measure(
+    engine: Engine, rows: Sequence[int], prompts: Sequence[dict], sampling: dict, concurrency: int, stall: int
+) -> dict:
+    """Serve each prompt once, `concurrency` together: seconds, tokens, counters and every answer."""
+    api = generation.client(engine)
+    answers: dict[int, dict] = {}
+
+    async def attempt(row: int) -> int:
+        answers[row] = _answer(row, await _ask(api, row, prompts[row], sampling))
+        return len(answers[row]["token_ids"])
+
+    before = counters(httpx.get(f"{engine.url}/metrics").text)
+    begun = time.perf_counter()
+    await generation.run_rows(engine, rows, attempt, at_once=concurrency, stall_timeout=stall)
+    seconds = time.perf_counter() - begun
+    after = counters(httpx.get(f"{engine.url}/metrics").text)
+    tokens = sum(len(answer["token_ids"]) for answer in answers.values())
+    return {
+        "seconds": round(seconds, 3),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds, 3),
+        "counters": difference(after, before),
+        "answers": [answers[row] for row in sorted(answers)],
+    }
+
+
+async def _ask(api: openai.AsyncOpenAI, row: int, prompt: dict, sampling: dict) -> dict:
+    try:
+        return await generation.chat(api, prompt["messages"], sampling, None)
+    except generation.RowRefused as error:
+        raise UserError(f"held-out row {row} was refused while serving: {error}") from None
+
+
+def _answer(row: int, answer: dict) -> dict:
+    choice = answer["choices"][0]
+    metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+    return {
+        "row": row,
+        "prompt_token_ids": answer["prompt_token_ids"],
+        "token_ids": choice["token_ids"],
+        "finish_reason": choice["finish_reason"],
+        "per_step_accepted": metrics.get("per_step_accepted") or [],
+    }
+
+
+def measure_all(
+    engine: Engine, prompts: Sequence[dict], sampling: dict, levels: Sequence[int], stall: int
+) -> dict[str, dict]:
+    """Measurements at each concurrency, after one unmeasured request that warms the engine up."""
+    rows = range(len(prompts))
+
+    async def run() -> dict[str, dict]:
+        await measure(engine, rows[:1], prompts, sampling, 1, stall)
+        found = {}
+        for level in levels:
+            found[str(level)] = await measure(engine, rows, prompts, sampling, level, stall)
+            logger.info("concurrency %d: %.1f tokens/s", level, found[str(level)]["tokens_per_second"])
+        return found
+
+    return asyncio.run(run())
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that two responses share from the start."""
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return min(len(left), len(right))
+
+
+def identical(left: Sequence[dict], right: Sequence[dict]) -> int:
+    """Rows whose token ids are the same in two sets of answers to the same prompts."""
+    return sum(a["token_ids"] == b["token_ids"] for a, b in zip(left, right, strict=True))
+
+
+def parity(answers: Sequence[dict], stored: dict[int, list[int]], replayed: dict[int, list], k: int) -> dict:
+    """Served rounds against replayed ones, over the tokens that both responses share.
+
+    The stored response came from a bigger batch, whose arithmetic differs in the last bits, so greedy
+    texts part now and then. Up to there a round depends on shared tokens alone; a round counts if its
+    bonus token is shared, on both sides, and the rest are left out.
+    """
+    served, ours = [], []
+    for answer in (answer for answer in answers if answer["row"] in stored):
+        shared = common_prefix(answer["token_ids"], stored[answer["row"]])
+        served.append(_before(_starts(answer["per_step_accepted"]), shared))
+        ours.append(_before([replay.Round(*each) for each in replayed[answer["row"]]], shared))
+    equal, total = replay.compare_rounds(ours, served)
+    result = {"rounds_compared": total, "rounds_equal": equal, "rounds_served": 0, "tau_difference": None}
+    result["rounds_served"] = sum(len(answer["per_step_accepted"]) for answer in answers)
+    if total:
+        taus = [replay.summarise(rounds, k)["tau_micro_incl_bonus"] for rounds in (served, ours)]
+        result |= {"tau_served": taus[0], "tau_replay": taus[1], "tau_difference": taus[0] - taus[1]}
+    return result
+
+
+def _starts(per_step_accepted: Sequence[int]) -> list[replay.Round]:
+    rounds, start = [], 0
+    for accepted in per_step_accepted:
+        rounds.append(replay.Round(start, accepted))
+        start += accepted + 1
+    return rounds
+
+
+def _before(rounds: Sequence[replay.Round], shared: int) -> list[replay.Round]:
+    return [each for each in rounds if each.start + each.accepted + 1 < shared]
+
+
+def counter_faults(measured: dict, where: str) -> list[str]:
+    """What is inconsistent among the counters and the requests of one measurement with a drafter."""
+    count, found = measured["counters"], []
+    per_request = [answer["per_step_accepted"] for answer in measured["answers"]]
+    if count["accepted"] > count["drafted"]:
+        found.append(f"{where}: {count['accepted']} tokens accepted, only {count['drafted']} drafted")
+    if count["rounds"] == 0:
+        found.append(f"{where}: the engine drafted nothing; was the drafter loaded?")
+    if sorted(count["accepted_per_position"], reverse=True) != count["accepted_per_position"]:
+        found.append(f"{where}: accepted per position {count['accepted_per_position']} does not fall")
+    if count["rounds"] != sum(map(len, per_request)) or count["accepted"] != sum(map(sum, per_request)):
+        found.append(f"{where}: the engine's counters and its requests disagree; was another client using it?")
+    return found
