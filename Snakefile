@@ -26,6 +26,11 @@ rule all:
     default_target: True
     input:
         REPORT,
+        expand(
+            f"{RESULTS}/export/{{drafter}}/{{file}}",
+            drafter=S.drafters,
+            file=("config.json", "model.safetensors"),
+        ),
 
 
 onsuccess:

@@ -31,7 +31,9 @@ SERVERS = ("baseline", *S.drafters)
 # Snakemake does not track globals in a shell line: how an engine is run changes no artifact's identity,
 # and the layers captured along the way none of the text.
 ENGINE = S.engine.model_dump_json()
-DRAFTER_LAYERS = sorted({d.capture_layers for d in S.drafters.values()}, key=lambda x: x or ())
+DRAFTER_LAYERS = sorted(
+    {d.capture_layers for d in S.drafters.values()}, key=lambda x: x or ()
+)
 CAPTURE_LAYERS = digest.spec_json(DRAFTER_LAYERS)
 ENGINE_NUMERICS = S.engine.model_dump(include={"max_model_len", "dtype", "extra_args"})
 TRUST = S.target.trust_remote_code
@@ -85,12 +87,19 @@ def drafting_spec(wildcards):
 
 def serving_spec(wildcards):
     """What shapes a measurement in a running engine; speed depends on all of the engine's settings."""
-    sampling = {"max_tokens": S.evaluation.max_tokens, "temperature": 0.0, "top_p": 1.0, "seed": S.seed}
+    sampling = {
+        "max_tokens": S.evaluation.max_tokens,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "seed": S.seed,
+    }
     drafter = S.drafters.get(wildcards.server)
     return spec(
         **{
             **response_spec(**sampling),
-            "engine": S.engine.model_dump(exclude={"port", "start_timeout", "stall_timeout"}),
+            "engine": S.engine.model_dump(
+                exclude={"port", "start_timeout", "stall_timeout"}
+            ),
         },
         server=wildcards.server,
         speculative_tokens=drafter.speculative_tokens if drafter else None,
@@ -115,5 +124,8 @@ def show_summary():
     """Print the report's summary at the end of a run."""
     written = Path(REPORT)
     if written.is_file():
-        print(written.read_text(encoding="utf-8").partition("\n## Training")[0], file=sys.stderr)
+        print(
+            written.read_text(encoding="utf-8").partition("\n## Training")[0],
+            file=sys.stderr,
+        )
         print(f"\nThe whole report: {REPORT}", file=sys.stderr)

@@ -45,7 +45,9 @@ rule serve:
     params:
         spec=serving_spec,
         code=code("serve"),
-        drafter=lambda wildcards, input: f"--drafter {Path(input.drafter).parent}" if input.drafter else "",
+        drafter=lambda wildcards, input: (
+            f"--drafter {Path(input.drafter).parent}" if input.drafter else ""
+        ),
     shell:
         "python {SCRIPTS}/serve.py --spec {params.spec:q} --code {params.code} --target {input.target}"
         " --prompts {input.prompts} --samples {input.samples} {params.drafter} --engine {ENGINE:q}"

@@ -38,7 +38,9 @@ rule validate_hidden_states:
         target=f"{RESULTS}/target/manifest.json",
         manifest=f"{RESULTS}/samples/{{split}}/manifest.json",
         samples=ancient(f"{RESULTS}/samples/{{split}}/samples.arrow"),
-        indexes=expand(f"{RESULTS}/hidden_states/{{{{split}}}}/{{part}}/index.json", part=PARTS),
+        indexes=expand(
+            f"{RESULTS}/hidden_states/{{{{split}}}}/{{part}}/index.json", part=PARTS
+        ),
     output:
         f"{RESULTS}/hidden_states/{{split}}/manifest.json",
     log:

@@ -12,9 +12,15 @@ rule report:
             f"{RESULTS}/vocabulary/{{size}}/manifest.json",
             size=sorted({d.draft_vocab_size for d in S.drafters.values()}),
         ),
-        drafters=expand(f"{RESULTS}/drafters/{{drafter}}/manifest.json", drafter=S.drafters),
-        replays=expand(f"{RESULTS}/evaluation/{{drafter}}/replay.json", drafter=S.drafters),
-        evaluations=expand(f"{RESULTS}/evaluation/{{drafter}}/manifest.json", drafter=S.drafters),
+        drafters=expand(
+            f"{RESULTS}/drafters/{{drafter}}/manifest.json", drafter=S.drafters
+        ),
+        replays=expand(
+            f"{RESULTS}/evaluation/{{drafter}}/replay.json", drafter=S.drafters
+        ),
+        evaluations=expand(
+            f"{RESULTS}/evaluation/{{drafter}}/manifest.json", drafter=S.drafters
+        ),
     output:
         REPORT,
     log:
@@ -23,7 +29,10 @@ rule report:
         spec=spec(
             run=S.run,
             drafters={
-                name: {"size": d.draft_vocab_size, "speculative_tokens": d.speculative_tokens}
+                name: {
+                    "size": d.draft_vocab_size,
+                    "speculative_tokens": d.speculative_tokens,
+                }
                 for name, d in S.drafters.items()
             },
         ),

@@ -39,7 +39,9 @@ rule validate_responses:
         target=f"{RESULTS}/target/manifest.json",
         manifest=f"{RESULTS}/prompts/manifest.json",
         prompts=ancient(f"{RESULTS}/prompts/{{split}}.jsonl"),
-        responses=expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS),
+        responses=expand(
+            f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS
+        ),
     output:
         f"{RESULTS}/responses/{{split}}/manifest.json",
     log:
@@ -59,7 +61,9 @@ rule assemble_samples:
     """Samples of a {split}: exact token ids and loss mask, in one memory-mapped Arrow file."""
     input:
         manifest=f"{RESULTS}/responses/{{split}}/manifest.json",
-        responses=ancient(expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)),
+        responses=ancient(
+            expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)
+        ),
     output:
         f"{RESULTS}/samples/{{split}}/samples.arrow",
     log:
@@ -78,7 +82,9 @@ rule validate_samples:
     """Gate of a {split}: prompt ids then response ids byte for byte, mask exactly on the response."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        responses=ancient(expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)),
+        responses=ancient(
+            expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)
+        ),
         samples=f"{RESULTS}/samples/{{split}}/samples.arrow",
     output:
         f"{RESULTS}/samples/{{split}}/manifest.json",

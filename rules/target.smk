@@ -11,7 +11,9 @@ rule prepare_target:
     benchmark:
         f"{BENCHMARKS}/prepare_target.tsv"
     params:
-        spec=spec(source=S.target.source, revision=S.target.revision, trust_remote_code=TRUST),
+        spec=spec(
+            source=S.target.source, revision=S.target.revision, trust_remote_code=TRUST
+        ),
         code=code("prepare_target"),
     shell:
         "python {SCRIPTS}/prepare_target.py --spec {params.spec:q} --code {params.code}"

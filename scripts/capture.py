@@ -8,9 +8,8 @@ import asyncio
 import json
 import logging
 import shutil
-from pathlib import Path
 
-from pilotfish import adoption, cli, digest, engine, gpus, layers, manifest, prompts, samples
+from pilotfish import adoption, cli, engine, gpus, layers, manifest, prompts, samples, work
 
 
 def main() -> None:
@@ -23,8 +22,8 @@ def main() -> None:
     part = prompts.part_rows(spec["rows"], arguments.part)
     mine = {row: number for number, row in enumerate(every["row"]) if row in part}
     ids = {row: every[number]["input_ids"] for row, number in mine.items()}
-    work = Path(f"{arguments.output}.work") / digest.work_key(arguments.spec, arguments.code)
-    made = adoption.Adoption(work, wanted, ids)
+    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    made = adoption.Adoption(unfinished, wanted, ids)
     made.adopt(arguments.captured)
     missing = made.missing()
     logging.info("%d of %d rows adopted from `respond`", len(ids) - len(missing), len(ids))
@@ -32,7 +31,7 @@ def main() -> None:
         with gpus.lease(arguments.gpus):
             _capture(arguments, spec, made)
     made.publish(arguments.output)
-    shutil.rmtree(work.parent)
+    shutil.rmtree(unfinished.parent)
 
 
 def _arguments():

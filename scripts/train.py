@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from pilotfish import cli, digest, files, gpus, layers, manifest
+from pilotfish import cli, files, gpus, layers, manifest, work
 
 
 def main() -> None:
@@ -42,20 +42,20 @@ def _train(arguments, spec: dict) -> None:
     target = arguments.target.parent / "model"
     model = training.build_drafter(spec, target, chosen, maps["d2t"], maps["t2d"])
     wanted = [*chosen, facts["layers"]]
-    work = Path(f"{arguments.output}.work") / digest.work_key(arguments.spec, arguments.code)
-    work.mkdir(parents=True, exist_ok=True)
+    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    unfinished.mkdir(parents=True, exist_ok=True)
     log = training.train(
         model,
         spec,
         _dataset(arguments.train_samples, arguments.train_states, wanted, spec["pack_length"]),
         _dataset(arguments.heldout_samples, arguments.heldout_states, wanted, spec["pack_length"]),
-        work,
+        unfinished,
     )
-    finished = work / "finished"
+    finished = unfinished / "finished"
     training.export(model, finished)
     files.link(log, finished / "training_log.jsonl")
     files.publish_folder(finished, arguments.output)
-    shutil.rmtree(work.parent)
+    shutil.rmtree(unfinished.parent)
 
 
 def _dataset(samples: Path, states: Path, wanted: list[int], pack_length: int):
@@ -64,9 +64,7 @@ def _dataset(samples: Path, states: Path, wanted: list[int], pack_length: int):
     manifest.read(samples.parent / "manifest.json", "samples")
     content = manifest.read(states, "hidden_states")
     indexes = [states.parent / name for name in content["files"] if name.endswith("index.json")]
-    return transfer.SampleDataset(
-        samples, transfer.ShardTransfer(indexes, wanted), pack_length, training.DTYPE
-    )
+    return transfer.SampleDataset(samples, transfer.ShardTransfer(indexes, wanted), pack_length, training.DTYPE)
 
 
 if __name__ == "__main__":

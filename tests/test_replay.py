@@ -10,13 +10,14 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import pytest
 import torch
-from pilotfish import replay
-from pilotfish.replay import ReplayRow, Round
 from safetensors.torch import load_file, save_file
 from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
+
+from pilotfish import replay
+from pilotfish.replay import ReplayRow, Round
 
 K, HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 3, 64, 200, 80
 FORWARDS = [(True, False), (False, False), (True, True)]  # norm_before_residual, norm_output
@@ -62,9 +63,7 @@ def reference_model(norm_before_residual: bool, norm_output: bool) -> Eagle3Draf
 
 
 @torch.no_grad()
-def reference_drafts(
-    model: Eagle3DraftModel, tokens_T: torch.Tensor, states_TLH: torch.Tensor
-) -> torch.Tensor:
+def reference_drafts(model: Eagle3DraftModel, tokens_T: torch.Tensor, states_TLH: torch.Tensor) -> torch.Tensor:
     """Tokens [T - 1, K] that speculators' teacher-forced TTT forward drafts at each slot, as target ids."""
     slots = len(tokens_T) - 1
     drafted = model(
@@ -88,9 +87,7 @@ def reference_table(model: Eagle3DraftModel, row: ReplayRow) -> list[int]:
     return table
 
 
-def row_that_follows_drafts(
-    model: Eagle3DraftModel, seed: int, prompt: int, n_out: int, stored: int
-) -> ReplayRow:
+def row_that_follows_drafts(model: Eagle3DraftModel, seed: int, prompt: int, n_out: int, stored: int) -> ReplayRow:
     """A response of runs of 0 to K drafted tokens, each ended by a random token of the whole vocabulary."""
     draw, choose = torch.Generator().manual_seed(seed), random.Random(seed)
     tokens = torch.randint(VOCABULARY, (prompt + stored,), generator=draw)

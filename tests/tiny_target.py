@@ -180,9 +180,7 @@ def _match_like_tokens(model: LlamaForCausalLM) -> None:
     """
     for layer in model.model.layers:
         attention = layer.self_attn
-        keys = attention.k_proj.weight.normal_(0.0, 0.08).view(
-            -1, attention.head_dim, model.config.hidden_size
-        )
+        keys = attention.k_proj.weight.normal_(0.0, 0.08).view(-1, attention.head_dim, model.config.hidden_size)
         queries = keys.repeat_interleave(attention.num_key_value_groups, dim=0)
         attention.q_proj.weight.copy_(queries.reshape_as(attention.q_proj.weight))
 
@@ -225,9 +223,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, example: Example) -> tuple[list[
     return prompt + answer, len(prompt)
 
 
-def _batches(
-    rows: list[tuple[list[int], int]], pad: int, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(rows: list[tuple[list[int], int]], pad: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (ids, labels) without end; labels cover the answers only and rows are padded on the right."""
     rng = random.Random(seed)
     while True:
@@ -333,9 +329,7 @@ def _build(seed: int) -> Built:
     exact = sum(a == e.answer + END for a, e in zip(answers, examples, strict=False)) / len(answers)
     if good < 0.9:
         raise RuntimeError(f"the tiny target is not usable: only {good:.0%} of its answers are well formed")
-    return Built(
-        model, tokenizer, prompts, {"steps": steps, "loss": loss, "well_formed": good, "exact": exact}
-    )
+    return Built(model, tokenizer, prompts, {"steps": steps, "loss": loss, "well_formed": good, "exact": exact})
 
 
 def _write(built: Built, folder: Path) -> None:

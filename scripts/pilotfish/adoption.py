@@ -76,9 +76,7 @@ class Adoption:
 
             async def attempt(row: int, made: dict = made) -> int:
                 tokens = self.ids[row][:-1]
-                answer = await api.completions.create(
-                    model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0
-                )
+                answer = await api.completions.create(model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0)
                 path = Path(answer.model_dump()["kv_transfer_params"]["hidden_states_path"])
                 made[row] = await generation.take_states(path, tokens)
                 path.unlink()

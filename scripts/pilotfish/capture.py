@@ -35,9 +35,7 @@ class ShardCaptureConnector(ExampleHiddenStatesConnector):
     """
 
     @staticmethod
-    def _write_tensors(
-        tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None
-    ) -> None:
+    def _write_tensors(tensors: dict[str, torch.Tensor], event: Any, filename: str, lock_fd: int | None) -> None:
         assert lock_fd is None, "locks are turned off in the connector's configuration"
         event.synchronize()
         temporary = f"{filename}.tmp"

@@ -15,9 +15,7 @@ from pilotfish.errors import UserError
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with `--spec` (what the artifact depends on) and `--code` (digest of the code)."""
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--spec", required=True, help="JSON object with the settings that shape the artifact")
     made.add_argument("--code", default="by-hand", help="digest of the code, recorded in the manifest")
     return made
@@ -55,3 +53,6 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         print(f"\n[{name}] error: {error}\n", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"[{name}] interrupted; what was finished is kept", file=sys.stderr)
+        sys.exit(130)

@@ -48,9 +48,7 @@ def difference(after: dict, before: dict) -> dict:
     """What was counted between two readings."""
     result = {key: after[key] - before[key] for key in COUNTERS}
     earlier = before["accepted_per_position"] or [0] * len(after["accepted_per_position"])
-    result["accepted_per_position"] = [
-        a - b for a, b in zip(after["accepted_per_position"], earlier, strict=True)
-    ]
+    result["accepted_per_position"] = [a - b for a, b in zip(after["accepted_per_position"], earlier, strict=True)]
     return result
 
 

@@ -30,9 +30,7 @@ class RowRefused(Exception):
 
 def client(engine: Engine) -> openai.AsyncOpenAI:
     """An OpenAI client for the job's own engine."""
-    return openai.AsyncOpenAI(
-        base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT
-    )
+    return openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT)
 
 
 def sampling_arguments(sampling: dict) -> dict:
@@ -106,8 +104,7 @@ async def take_states(path: Path, expected_ids: Sequence[int]) -> shards.RowStat
         raise UserError(f"{path}: holds {len(states.token_ids)} tokens that are not this request's")
     if states.hidden_states.shape[0] != len(expected_ids):
         raise UserError(
-            f"{path}: {states.hidden_states.shape[0]} states for {len(expected_ids)} tokens; "
-            "is prefix caching on?"
+            f"{path}: {states.hidden_states.shape[0]} states for {len(expected_ids)} tokens; is prefix caching on?"
         )
     return states
 
@@ -223,8 +220,7 @@ class Journal:
     def write_index(self) -> None:
         """Write `captured/index.json` over the finished shards."""
         entries = [
-            {key: entry[key] for key in ("file", "rows", "tokens", "size", "sha256")}
-            for entry in self.shards.values()
+            {key: entry[key] for key in ("file", "rows", "tokens", "size", "sha256")} for entry in self.shards.values()
         ]
         shards.write_index(self.captured, self.layers, entries)
 

@@ -73,9 +73,7 @@ def samples(vocab_size: int) -> pa.DataFrameSchema:
     def span(frame: pd.DataFrame) -> pd.Series:
         good = [
             len(mask) == len(ids) and list(mask) == [False] * start + [True] * (len(ids) - start)
-            for ids, mask, start in zip(
-                frame["input_ids"], frame["loss_mask"], frame["prompt_length"], strict=True
-            )
+            for ids, mask, start in zip(frame["input_ids"], frame["loss_mask"], frame["prompt_length"], strict=True)
         ]
         return pd.Series(good, index=frame.index)
 

@@ -41,9 +41,7 @@ def _gguf_file(package: str) -> Path:
     try:
         listed = distribution(package).files or []
     except PackageNotFoundError:
-        raise UserError(
-            f"target.source: package {package!r} is not installed; pip install {package}"
-        ) from None
+        raise UserError(f"target.source: package {package!r} is not installed; pip install {package}") from None
     found = [Path(str(file.locate())) for file in listed if file.suffix == ".gguf"]
     if len(found) != 1:
         raise UserError(f"target.source: package {package!r} holds {len(found)} .gguf files where one is needed")

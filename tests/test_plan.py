@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which change reruns what: plans made in-process on a finished run whose files are stand-ins."""
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import (
+    ConfigSettings,
+    DAGSettings,
+    OutputSettings,
+    Quietness,
+    ResourceSettings,
+)
+
+from pilotfish import digest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CONFIG = yaml.safe_load((REPOSITORY / "config" / "default.yaml").read_text(encoding="utf-8"))
+RESULTS = "results/default"
+
+EVALUATION = {"serve", "validate_evaluation", "report", "all"}
+AFTER_TRAINING = {"validate_drafter", "replay", "export"} | EVALUATION
+TRAINING = {"train"} | AFTER_TRAINING
+VOCABULARY = {"map_vocabulary", "validate_vocabulary"} | TRAINING
+STATES = {"capture", "validate_hidden_states"} | TRAINING
+SAMPLES = {"assemble_samples", "validate_samples"} | STATES | VOCABULARY
+RESPONSES = {"respond", "validate_responses"} | SAMPLES
+PROMPTS = {"collect_prompts", "validate_prompts"} | RESPONSES
+HIDDEN_STATES_GATE = {"validate_hidden_states"}
+CAPTURING = {"respond"} | RESPONSES
+EVERYTHING = {"prepare_target"} | PROMPTS
+
+
+class Workspace:
+    """A copy of the workflow in which every output exists and Snakemake believes that it made it."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        for name in ("rules", "scripts", "config"):
+            shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(REPOSITORY / "Snakefile", root)
+
+    def finish(self) -> None:
+        """Write a stand-in for every output, then have Snakemake record each job as done."""
+        for job in self._jobs(CONFIG, needed_only=False):
+            for path in job.output:
+                file = self.root / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"stand-in for {path}\n", encoding="utf-8")
+        self._execute(CONFIG, "touch", forceall=True)
+
+    def reruns(self, config: dict = CONFIG) -> set[str]:
+        """Names of the rules that a run would execute now."""
+        return {job.rule.name for job in self.needed(config)}
+
+    def needed(self, config: dict) -> list:
+        """The jobs that a run would execute now."""
+        return self._jobs(config, needed_only=True)
+
+    def _jobs(self, config: dict, needed_only: bool) -> list:
+        dag = self._execute(config, "dryrun", forceall=not needed_only)
+        return [job for job in dag.jobs if not needed_only or dag.needrun(job)]
+
+    def _execute(self, config: dict, executor: str, forceall: bool):
+        # A new Snakemake process would read the scripts anew.
+        digest._imported_files.cache_clear()
+        digest._file_digest.cache_clear()
+        file = self.root / "my.yaml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        before = Path.cwd()
+        try:
+            with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+                workflow = api.workflow(
+                    ResourceSettings(cores=2),
+                    config_settings=ConfigSettings(configfiles=[file]),
+                    snakefile=self.root / "Snakefile",
+                    workdir=self.root,
+                )
+                workflow.dag(DAGSettings(forceall=forceall)).execute_workflow(executor=executor)
+                return workflow._workflow.dag
+        finally:
+            os.chdir(before)
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace a text in a file; the text must be there."""
+        file = self.root / path
+        text = file.read_text(encoding="utf-8")
+        assert old in text, f"{path} has changed: {old!r} is gone"
+        file.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = Workspace(tmp_path_factory.mktemp("finished") / "work")
+    workspace.finish()
+    return workspace.root
+
+
+@pytest.fixture
+def workspace(finished: Path, tmp_path: Path) -> Iterator[Workspace]:
+    """A private copy of the finished run, times included."""
+    root = tmp_path / "work"
+    shutil.copytree(finished, root, copy_function=shutil.copy2)
+    made = Workspace.__new__(Workspace)
+    made.root = root
+    yield made
+
+
+def changed(**changes) -> dict:
+    """The default configuration with `section__key=value` changes."""
+    config = copy.deepcopy(CONFIG)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = config
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    return config
+
+
+def test_a_finished_run_has_nothing_to_do(workspace: Workspace):
+    assert workspace.reruns() == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ({"engine__port": 8123, "engine__stall_timeout": 60}, set()),
+        ({"responses__max_failed": 3}, set()),
+        ({"engine__max_num_seqs": 32}, EVALUATION),
+        ({"evaluation__max_tokens": 64}, EVALUATION),
+        ({"drafters__eagle3__learning_rate": 1.0e-3}, TRAINING),
+        ({"drafters__eagle3__draft_vocab_size": 2048}, VOCABULARY),
+        ({"drafters__eagle3__capture_layers": [3, 15, 27]}, STATES),
+        ({"responses__max_tokens": 160}, RESPONSES),
+        ({"prompts__train": 400}, PROMPTS),
+        ({"seed": 1}, PROMPTS),
+        ({"target__source": "package:another"}, EVERYTHING - {"collect_prompts", "validate_prompts"}),
+    ],
+    ids=str,
+)
+def test_a_changed_setting_reruns_exactly_its_cone(workspace: Workspace, change: dict, rules: set[str]):
+    assert workspace.reruns(changed(**change)) == rules
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "rules"),
+    [
+        ("scripts/pilotfish/vocabulary.py", "ranked = np.lexsort", "ranked = 0 + np.lexsort", VOCABULARY),
+        ("scripts/pilotfish/training.py", "_PER_EPOCH = 4", "_PER_EPOCH = 5", TRAINING),
+        ("scripts/pilotfish/report.py", "run `{run}`", "report of `{run}`", {"report", "all"}),
+        ("scripts/validate_prompts.py", "key[:60]", "key[:70]", {"validate_prompts"} | RESPONSES),
+        ("scripts/pilotfish/capture.py", "event.synchronize()", "event.synchronize(), None", CAPTURING),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "/" in value else "",
+)
+def test_a_fix_in_the_code_reruns_exactly_the_rules_that_can_reach_it(
+    workspace: Workspace, path: str, old: str, new: str, rules: set[str]
+):
+    workspace.edit(path, old, new)
+    assert workspace.reruns() == rules
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("scripts/pilotfish/generation.py", "ATTEMPTS = 3  # per row", "ATTEMPTS = 3  # for every row"),
+        ("scripts/pilotfish/shards.py", '"""Write rows, each', '"""Write some rows, each'),
+        ("scripts/respond.py", "import asyncio\n", "import asyncio\n\n# A comment.\n"),
+        ("rules/drafters.smk", '"""Checkpoint of a', '"""The checkpoint of a'),
+        ("config/default.yaml", "seed: 0", "seed: 0 # a comment"),
+    ],
+    ids=lambda value: value if "/" in value else "",
+)
+def test_a_comment_or_docstring_reruns_nothing(workspace: Workspace, path: str, old: str, new: str):
+    workspace.edit(path, old, new)
+    assert workspace.reruns() == set()
+
+
+def test_a_git_checkout_reruns_nothing(workspace: Workspace):
+    """Git writes the same bytes with a new time."""
+    for folder in ("rules", "scripts", "config"):
+        for file in (workspace.root / folder).rglob("*.*"):
+            os.utime(file)
+    assert workspace.reruns() == set()
+
+
+def test_a_changed_prompt_file_reruns_its_cone(workspace: Workspace):
+    with open(workspace.root / "config" / "prompts" / "python_stdlib.jsonl", "a", encoding="utf-8") as file:
+        file.write("{}\n")
+    assert workspace.reruns() == PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("lost", "rules"),
+    [
+        ("report.md", {"report", "all"}),
+        ("export/eagle3/model.safetensors", {"export"} | EVALUATION),
+    ],
+)
+def test_a_lost_product_reruns_its_rule_and_what_follows(workspace: Workspace, lost: str, rules: set[str]):
+    (workspace.root / RESULTS / lost).unlink()
+    assert workspace.reruns() == rules
+
+
+@pytest.mark.parametrize("lost", ["hidden_states/train/00000-of-00001/index.json", "responses/train/manifest.json"])
+def test_a_lost_intermediate_that_nothing_needs_any_more_reruns_nothing(workspace: Workspace, lost: str):
+    """So the bulky hidden states can be deleted once a drafter is trained."""
+    (workspace.root / RESULTS / lost).unlink()
+    assert workspace.reruns() == set()
+
+
+@pytest.mark.parametrize(
+    ("lost", "change", "rules"),
+    [
+        ("hidden_states/train/manifest.json", {"drafters__eagle3__epochs": 9}, HIDDEN_STATES_GATE | TRAINING),
+        ("vocabulary/4096/manifest.json", {"drafters__eagle3__epochs": 9}, VOCABULARY - {"map_vocabulary"}),
+        ("prompts/heldout.jsonl", {"evaluation__max_tokens": 64}, PROMPTS),
+    ],
+    ids=str,
+)
+def test_a_lost_file_that_a_change_needs_again_is_remade(
+    workspace: Workspace, lost: str, change: dict, rules: set[str]
+):
+    (workspace.root / RESULTS / lost).unlink()
+    assert workspace.reruns(changed(**change)) == rules
+
+
+def test_a_file_restored_with_the_same_bytes_reruns_nothing(workspace: Workspace):
+    for path in (workspace.root / RESULTS).rglob("*.json*"):
+        path.write_bytes(path.read_bytes())
+    assert workspace.reruns() == set()
+
+
+def test_a_second_drafter_trains_beside_the_first_and_touches_no_data(workspace: Workspace):
+    config = copy.deepcopy(CONFIG)
+    config["drafters"]["longer"] = {**config["drafters"]["eagle3"], "epochs": 5}
+    jobs = workspace.needed(config)
+    assert {job.rule.name for job in jobs} == TRAINING
+    names = {job.wildcards_dict.get("drafter") or job.wildcards_dict.get("server") for job in jobs}
+    assert names - {None} == {"longer"}
+
+
+def test_the_gpu_profile_plans_on_a_machine_without_one(workspace: Workspace):
+    shutil.copytree(REPOSITORY / "profiles", workspace.root / "profiles")
+    planned = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--forceall", "--profile", "profiles/gpu"],
+        cwd=workspace.root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    assert "gpu=1" in planned.stdout + planned.stderr
+
+
+def test_planning_imports_no_heavy_package(workspace: Workspace):
+    """Snakemake itself imports pandas, where it is installed, to compare the params of a finished run."""
+    program = (
+        "import sys; from snakemake.cli import main\n"
+        "try: main(['-n', '--quiet', 'all'])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(sorted({'torch', 'pandera', 'transformers', 'vllm'} & set(sys.modules)))"
+    )
+    planned = subprocess.run([sys.executable, "-c", program], cwd=workspace.root, capture_output=True, text=True)
+    assert planned.stdout.splitlines()[-1] == "[]", planned.stderr
+
+
+def test_a_misspelt_key_stops_the_plan_with_the_key_and_the_cure(workspace: Workspace):
+    planned = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n", "--config", "sede=1"],
+        cwd=workspace.root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert planned.returncode != 0
+    said = planned.stdout + planned.stderr
+    assert "sede: unknown key; did you mean `seed`?" in said
+    assert "Traceback" not in said
