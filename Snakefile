@@ -8,7 +8,7 @@ min_version("9.27")
 # A configuration file stands alone: the embedded default is read only where none is given.
 if not workflow.overwrite_configfiles:
 
-    configfile: workflow.source_path("config/default.yaml")
+    configfile: f"{workflow.basedir}/config/default.yaml"
 
 
 include: "rules/common.smk"

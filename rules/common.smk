@@ -24,6 +24,7 @@ RESULTS = f"results/{S.run}"
 LOGS = f"logs/{S.run}"
 BENCHMARKS = f"benchmarks/{S.run}"
 REPORT = f"{RESULTS}/report.md"
+CONDA = f"../envs/{S.environment}.yaml"
 SPLITS = ("train", "heldout")
 PARTS = [f"{n:05d}-of-{S.responses.parts:05d}" for n in range(S.responses.parts)]
 SERVERS = ("baseline", *S.drafters)

@@ -21,6 +21,8 @@ rule train:
         f"{LOGS}/train/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/train/{{drafter}}.tsv"
+    conda:
+        CONDA
     threads: 8
     resources:
         gpu=1,
@@ -49,6 +51,8 @@ rule validate_drafter:
         f"{LOGS}/validate_drafter/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_drafter/{{drafter}}.tsv"
+    conda:
+        CONDA
     params:
         spec=drafting_spec,
         code=code("validate_drafter"),
@@ -70,6 +74,8 @@ rule export:
         f"{LOGS}/export/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/export/{{drafter}}.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(),
         code=code("export"),

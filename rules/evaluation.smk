@@ -15,6 +15,8 @@ rule replay:
         f"{LOGS}/replay/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/replay/{{drafter}}.tsv"
+    conda:
+        CONDA
     threads: 8
     params:
         spec=drafting_spec,
@@ -39,6 +41,8 @@ rule serve:
         f"{LOGS}/serve/{{server}}.log",
     benchmark:
         f"{BENCHMARKS}/serve/{{server}}.tsv"
+    conda:
+        CONDA
     threads: 8
     resources:
         gpu=S.engine.tensor_parallel,
@@ -69,6 +73,8 @@ rule validate_evaluation:
         f"{LOGS}/validate_evaluation/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_evaluation/{{drafter}}.tsv"
+    conda:
+        CONDA
     params:
         spec=drafting_spec,
         code=code("validate_evaluation"),

@@ -13,6 +13,8 @@ rule capture:
         f"{LOGS}/capture/{{split}}-{{part}}.log",
     benchmark:
         f"{BENCHMARKS}/capture/{{split}}-{{part}}.tsv"
+    conda:
+        CONDA
     threads: 8
     resources:
         gpu=S.engine.tensor_parallel,
@@ -47,6 +49,8 @@ rule validate_hidden_states:
         f"{LOGS}/validate_hidden_states/{{split}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_hidden_states/{{split}}.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(capture_layers=DRAFTER_LAYERS),
         code=code("validate_hidden_states"),

@@ -12,6 +12,8 @@ rule collect_prompts:
         f"{LOGS}/collect_prompts.log",
     benchmark:
         f"{BENCHMARKS}/collect_prompts.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(train=S.prompts.train, heldout=S.prompts.heldout, seed=S.seed),
         code=code("collect_prompts"),
@@ -31,6 +33,8 @@ rule validate_prompts:
         f"{LOGS}/validate_prompts.log",
     benchmark:
         f"{BENCHMARKS}/validate_prompts.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(),
         code=code("validate_prompts"),

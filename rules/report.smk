@@ -25,6 +25,8 @@ rule report:
         REPORT,
     log:
         f"{LOGS}/report.log",
+    conda:
+        CONDA
     params:
         spec=spec(
             run=S.run,

@@ -13,6 +13,8 @@ rule respond:
         f"{LOGS}/respond/{{split}}-{{part}}.log",
     benchmark:
         f"{BENCHMARKS}/respond/{{split}}-{{part}}.tsv"
+    conda:
+        CONDA
     threads: 8
     resources:
         gpu=S.engine.tensor_parallel,
@@ -48,6 +50,8 @@ rule validate_responses:
         f"{LOGS}/validate_responses/{{split}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_responses/{{split}}.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(),
         code=code("validate_responses"),
@@ -70,6 +74,8 @@ rule assemble_samples:
         f"{LOGS}/assemble_samples/{{split}}.log",
     benchmark:
         f"{BENCHMARKS}/assemble_samples/{{split}}.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(),
         code=code("assemble_samples"),
@@ -92,6 +98,8 @@ rule validate_samples:
         f"{LOGS}/validate_samples/{{split}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_samples/{{split}}.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(),
         code=code("validate_samples"),

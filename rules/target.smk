@@ -10,6 +10,8 @@ rule prepare_target:
         f"{LOGS}/prepare_target.log",
     benchmark:
         f"{BENCHMARKS}/prepare_target.tsv"
+    conda:
+        CONDA
     params:
         spec=spec(
             source=S.target.source, revision=S.target.revision, trust_remote_code=TRUST

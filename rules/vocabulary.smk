@@ -13,6 +13,8 @@ rule map_vocabulary:
         f"{LOGS}/map_vocabulary/{{size}}.log",
     benchmark:
         f"{BENCHMARKS}/map_vocabulary/{{size}}.tsv"
+    conda:
+        CONDA
     params:
         spec=lambda wildcards: spec(draft_vocab_size=int(wildcards.size)),
         code=code("map_vocabulary"),
@@ -37,6 +39,8 @@ rule validate_vocabulary:
         f"{LOGS}/validate_vocabulary/{{size}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_vocabulary/{{size}}.tsv"
+    conda:
+        CONDA
     params:
         spec=lambda wildcards: spec(draft_vocab_size=int(wildcards.size)),
         code=code("validate_vocabulary"),

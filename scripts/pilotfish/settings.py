@@ -122,6 +122,7 @@ class Settings(Strict):
     """A whole run."""
 
     run: Name = Field(description="names results/RUN, logs/RUN and benchmarks/RUN")
+    environment: Literal["cpu", "gpu"] = Field("cpu", description="envs/NAME.yaml, for `--sdm conda` only")
     seed: int = Field(0, ge=0, description="of the split, the sampling and the training order")
     target: TargetSettings
     prompts: PromptSettings

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that several modules share: a copy of the workflow, the tiny target, one finished run of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def copy_workflow(root: Path) -> Path:
+    """Copy what a run needs into `root`, so that a test may change it and leaves nothing behind."""
+    for name in ("rules", "scripts", "config", "profiles"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "Snakefile", root)
+    return root
+
+
+def snakemake(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Run Snakemake as a user does, on the tiny configuration; output is captured as text."""
+    line = [sys.executable, "-m", "snakemake", "--profile", "profiles/cpu", "--configfile", "config/tiny.yaml"]
+    return subprocess.run([*line, *arguments], cwd=root, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target's folder, trained once a session."""
+    from tiny_target import build_tiny_target
+
+    folder = tmp_path_factory.mktemp("target") / "tiny-target"
+    build_tiny_target(folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_workflow(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
+    """A copy of the workflow beside the tiny target; nothing has run in it."""
+    root = copy_workflow(tmp_path_factory.mktemp("tiny") / "work")
+    (root / "results").mkdir()
+    shutil.copytree(tiny_target, root / "results" / "tiny-target")
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_workflow: Path) -> tuple[Path, str]:
+    """The tiny configuration run from end to end through the real engine: its folder, and what was printed."""
+    ran = snakemake(tiny_workflow)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said[-6000:]
+    return tiny_workflow, said
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks a hub for anything."""
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")

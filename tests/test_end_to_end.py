@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole path on the tiny target, through the real engine, as a user runs it."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+from conftest import snakemake
+
+from pilotfish import files, samples, shards
+
+RUN = Path("results") / "tiny"
+TINY = yaml.safe_load((Path(__file__).parent.parent / "config" / "tiny.yaml").read_text(encoding="utf-8"))
+PARTS = [f"{number:05d}-of-00002" for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run: tuple[Path, str]) -> Path:
+    return tiny_run[0] / RUN
+
+
+def responses(run: Path, split: str) -> list[dict]:
+    return [row for part in PARTS for row in files.read_jsonl(run / "responses" / split / f"{part}.jsonl")]
+
+
+def reader(run: Path, split: str) -> shards.ShardReader:
+    return shards.ShardReader([run / "hidden_states" / split / part / "index.json" for part in PARTS])
+
+
+def test_the_run_ends_by_printing_its_summary(tiny_run: tuple[Path, str]):
+    root, said = tiny_run
+    summary = (root / RUN / "report.md").read_text(encoding="utf-8").partition("\n## Training")[0]
+    assert "served at concurrency 8" in summary
+    assert summary in said
+
+
+def test_a_second_run_has_nothing_to_do(tiny_run: tuple[Path, str]):
+    again = snakemake(tiny_run[0])
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stdout + again.stderr
+
+
+def test_no_unfinished_work_and_no_pickle_is_left(run: Path):
+    names = [path.name for path in run.rglob("*")]
+    assert not [name for name in names if name.endswith((".work", ".tmp", ".pt", ".bin", ".pkl", ".lock"))]
+    assert not list(run.rglob("incoming/*"))
+
+
+def test_every_prompt_was_answered_with_exact_ids_and_parsed_reasoning(run: Path):
+    rows = responses(run, "train")
+    assert [row["row"] for row in rows] == list(range(TINY["prompts"]["train"]))
+    stopped = [row for row in rows if row["finish_reason"] == "stop"]
+    assert len(stopped) > 0.9 * len(rows)
+    assert sum(bool(row["reasoning"]) for row in stopped) > 0.9 * len(stopped)
+    assert all("<think>" not in (row["text"] or "") for row in stopped)
+
+
+def test_samples_are_the_prompts_ids_then_the_responses(run: Path):
+    for sample, row in zip(
+        samples.load(run / "samples" / "train" / "samples.arrow"), responses(run, "train"), strict=True
+    ):
+        assert sample["input_ids"] == row["prompt_token_ids"] + row["token_ids"]
+        assert sum(sample["loss_mask"]) == len(row["token_ids"])
+
+
+def test_all_states_came_from_generation_and_none_needed_a_second_pass(tiny_run: tuple[Path, str]):
+    root, said = tiny_run
+    assert "56 of 56 rows adopted from `respond`" in said
+    assert not list((root / "logs" / "tiny" / "capture").glob("*.engine.log"))
+
+
+def test_captured_states_are_those_of_transformers_before_each_layer(run: Path, tiny_target: Path):
+    """h(k) is Hugging Face's hidden_states[k] for k < L; h(L) gives its logits only through the final norm."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+    held = reader(run, "heldout")
+    assert held.captured == [1, 2, 3, 4]
+    states = held.read(0)
+    with torch.no_grad():
+        golden = model(states.token_ids[None], output_hidden_states=True)
+        last_logits = model.lm_head(model.model.norm(states.hidden_states[:, 3].float()))
+    for position, layer in enumerate(held.captured[:3]):
+        ours = states.hidden_states[:, position].float()
+        similarity = [torch.cosine_similarity(ours, each[0], dim=-1).mean().item() for each in golden.hidden_states[:4]]
+        assert max(range(4), key=similarity.__getitem__) == layer
+        assert similarity[layer] > 0.99
+    agree = (last_logits.argmax(-1) == golden.logits[0].argmax(-1)).float().mean().item()
+    assert agree > 0.95
+
+
+def test_the_drafter_makes_most_rounds_accept_something(run: Path):
+    levels = files.read_json(run / "evaluation" / "eagle3" / "manifest.json")["statistics"]
+    assert set(levels) == {"1", "8"}
+    for level in levels.values():
+        assert level["summary"]["tau_micro_incl_bonus"] > 1.8
+        assert level["parity"]["rounds_equal"] >= 0.96 * level["parity"]["rounds_compared"] > 0
+
+
+def test_the_export_is_weights_and_configuration_and_no_code(run: Path):
+    folder = run / "export" / "eagle3"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert "auto_map" not in files.read_json(folder / "config.json")
+
+
+def test_manifests_hold_no_absolute_path_and_no_host(tiny_run: tuple[Path, str]):
+    root, _ = tiny_run
+    for path in (root / RUN).rglob("manifest.json"):
+        assert str(root) not in path.read_text(encoding="utf-8"), path
+
+
+def test_rows_without_states_are_captured_by_prefill_and_no_text_is_made_anew(
+    tiny_run: tuple[Path, str], tmp_path: Path
+):
+    root = tmp_path / "work"
+    shutil.copytree(tiny_run[0], root, symlinks=True)
+    part = RUN / "hidden_states" / "heldout" / PARTS[0]
+    before = reader(root / RUN, "heldout").read(3)
+    shutil.rmtree(root / RUN / "responses" / "heldout" / f"{PARTS[0]}.captured")
+    shutil.rmtree(root / part)
+    made = snakemake(root, f"{part}/index.json")
+    said = made.stdout + made.stderr
+    assert made.returncode == 0, said
+    assert "0 of 24 rows adopted from `respond`" in said
+    assert "respond.py" not in said
+    after = reader(root / RUN, "heldout").read(3)
+    assert after.token_ids.tolist() == before.token_ids.tolist()
+    similarity = torch.cosine_similarity(after.hidden_states.float(), before.hidden_states.float(), dim=-1)
+    assert similarity.min() > 0.99
+
+
+def respond_line(root: Path, output: Path) -> list[str]:
+    """`python scripts/respond.py ...` for one part of the held-out prompts, as the rule would write it."""
+    spec = {
+        "trust_remote_code": False, "reasoning_parser": "deepseek_r1", "seed": 0,
+        "sampling": {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "chat_template_kwargs": {}},
+    }  # fmt: skip
+    engine = {
+        **TINY["engine"], "dtype": "bfloat16", "tensor_parallel": 1, "gpu_memory_utilization": 0.9, "port": None,
+        "start_timeout": 600, "stall_timeout": 300, "extra_args": [], "max_num_seqs": 4,
+    }  # fmt: skip
+    return [
+        sys.executable, "scripts/respond.py", "--spec", json.dumps(spec), "--part", PARTS[0],
+        "--target", str(RUN / "target" / "manifest.json"), "--prompts", str(RUN / "prompts" / "heldout.jsonl"),
+        "--engine", json.dumps(engine), "--capture-layers", "[[1, 2, 3]]", "--output", str(output),
+        "--captured", str(output.with_suffix(".captured")), "--engine-log", str(output.with_suffix(".log")),
+    ]  # fmt: skip
+
+
+def test_a_job_that_is_killed_keeps_its_rows_and_takes_its_engine_along(tiny_run: tuple[Path, str], tmp_path: Path):
+    root, _ = tiny_run
+    line = respond_line(root, tmp_path / "part.jsonl")
+    job = subprocess.Popen(line, cwd=root, stderr=subprocess.PIPE, text=True)
+    assert job.stderr is not None
+    said = iter(job.stderr.readline, "")
+    assert any("canary: row 0" in each for each in said)
+    family = psutil.Process(job.pid).children(recursive=True)
+    assert family
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
+    kept = list((tmp_path / "part.jsonl.work").rglob("rows.jsonl"))
+    assert len(kept) == 1 and kept[0].read_text(encoding="utf-8").count("\n") >= 1
+    again = subprocess.run(line, cwd=root, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "of 24 rows are already done" in again.stderr
+    # Greedy answers of a bigger batch may part in the last bits; the prompts may not.
+    first = files.read_jsonl(root / RUN / "responses" / "heldout" / f"{PARTS[0]}.jsonl")
+    second = files.read_jsonl(tmp_path / "part.jsonl")
+    assert [row["prompt_token_ids"] for row in first] == [row["prompt_token_ids"] for row in second]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards give back each row as it was written, and say what is wrong with a file that cannot."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import HIDDEN, LAYERS, captured_folder, random_ids, random_states
+from pilotfish import files, shards
+from pilotfish.errors import UserError
+
+IDS = {row: random_ids(length, seed=row) for row, length in {10: 2, 11: 9, 12: 5, 14: 7, 15: 30}.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Rows 10 to 15 without 13, three to a shard."""
+    monkeypatch.setattr(shards, "ROWS_PER_SHARD", 3)
+    return captured_folder(tmp_path / "captured", IDS)
+
+
+def same(states: shards.RowStates, row: int, columns: list[int] | slice = slice(None)) -> bool:
+    wanted = random_states(IDS[row][:-1])
+    ids_equal = torch.equal(states.token_ids, wanted.token_ids)
+    return ids_equal and torch.equal(states.hidden_states, wanted.hidden_states[:, columns])
+
+
+def test_rows_of_different_lengths_come_back_bit_for_bit(folder: Path):
+    reader = shards.ShardReader([folder / shards.INDEX])
+    assert all(same(reader.read(row), row) for row in reversed(IDS))
+    assert reader.read(11).hidden_states.dtype == torch.bfloat16
+
+
+def test_parts_are_read_as_one_split(tmp_path: Path):
+    first = captured_folder(tmp_path / "a", {row: IDS[row] for row in (10, 11)})
+    second = captured_folder(tmp_path / "b", {row: IDS[row] for row in (12, 14, 15)})
+    reader = shards.ShardReader([second / shards.INDEX, first / shards.INDEX])
+    assert all(same(reader.read(row), row) for row in IDS)
+
+
+def test_parts_with_other_layers_are_refused(tmp_path: Path):
+    first = captured_folder(tmp_path / "a", {10: IDS[10]})
+    second = captured_folder(tmp_path / "b", {11: IDS[11]}, layers=[1, 2])
+    with pytest.raises(UserError, match=r"b/index.json: layers \[1, 2\]"):
+        shards.ShardReader([first / shards.INDEX, second / shards.INDEX])
+
+
+@pytest.mark.parametrize(("layers", "columns"), [([2, 4], [1, 3]), ([4, 1], [3, 0]), ([3], [2])])
+def test_layers_are_chosen_by_number_in_the_asked_order(folder: Path, layers: list, columns: list):
+    reader = shards.ShardReader([folder / shards.INDEX], layers)
+    assert same(reader.read(12), 12, columns)
+
+
+def test_a_layer_that_was_not_captured_is_named(folder: Path):
+    with pytest.raises(UserError, match=r"layers \[0, 7\] were not captured"):
+        shards.ShardReader([folder / shards.INDEX], [1, 7, 0])
+
+
+def test_only_the_rows_own_bytes_are_read(folder: Path):
+    states = shards.ShardReader([folder / shards.INDEX]).read(12)
+    assert states.hidden_states.untyped_storage().nbytes() == 4 * len(LAYERS) * HIDDEN * 2
+
+
+def test_a_row_that_no_shard_holds_is_not_contained(folder: Path):
+    reader = shards.ShardReader([folder / shards.INDEX])
+    assert [row for row in range(9, 17) if row in reader] == list(IDS)
+    with pytest.raises(KeyError):
+        reader.read(13)
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.write_bytes(p.read_bytes()[:-1]), Path.unlink])
+def test_a_truncated_or_missing_shard_is_named(folder: Path, damage):
+    path = folder / shards.shard_name(10, 13)
+    damage(path)
+    reader = shards.ShardReader([folder / shards.INDEX])
+    assert same(reader.read(14), 14)
+    with pytest.raises(UserError, match=f"{path}: not a readable shard"):
+        reader.read(10)
+
+
+def test_a_reader_that_has_read_can_be_pickled(folder: Path):
+    reader = shards.ShardReader([folder / shards.INDEX], [4, 1])
+    reader.read(10)
+    assert same(pickle.loads(pickle.dumps(reader)).read(15), 15, [3, 0])
+
+
+def test_few_shards_stay_open(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "OPEN_SHARDS", 1)
+    reader = shards.ShardReader([folder / shards.INDEX])
+    assert all(same(reader.read(row), row) for row in (10, 15, 11, 14))
+    assert len(reader._open) == 1
+
+
+def test_the_index_lists_shards_in_row_order_with_size_and_checksum(folder: Path):
+    index = files.read_json(folder / shards.INDEX)
+    entries = index["shards"]
+    shards.write_index(folder, LAYERS, entries[::-1])
+    assert files.read_json(folder / shards.INDEX) == index
+    assert index["capture_layers"] == LAYERS
+    assert [entry["rows"] for entry in entries] == [[10, 11, 12], [14, 15]]
+    assert [entry["tokens"] for entry in entries] == [1 + 8 + 4, 6 + 29]
+    for entry in entries:
+        path = folder / entry["file"]
+        assert (entry["size"], entry["sha256"]) == (path.stat().st_size, files.sha256_file(path))
+
+
+def test_a_shard_says_which_layers_it_holds(folder: Path):
+    assert shards.stored_layers(folder / shards.shard_name(14, 16)) == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "ranges"),
+    [
+        (0, 0, []),
+        (5, 6, [(5, 6)]),
+        (0, 64, [(0, 64)]),
+        (64, 193, [(64, 128), (128, 192), (192, 193)]),
+    ],
+)
+def test_ranges_cover_the_rows_and_are_never_empty(start: int, end: int, ranges: list):
+    assert shards.shard_ranges(start, end) == ranges
