@@ -27,7 +27,8 @@ def main() -> None:
         counts[path] = len(rows)
         good = [row for row in rows if row["error"] is None]
         if good:
-            tables.check(pd.DataFrame(good), tables.responses(facts["vocab_size"], facts["end_token_ids"]), path)
+            frame = pd.DataFrame(good).set_index("row", drop=False)
+            tables.check(frame, tables.responses(facts["vocab_size"], facts["end_token_ids"]), path)
         answered += rows
     _check_complete(asked, answered, arguments.responses[0])
     manifest.write(

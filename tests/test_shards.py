@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import HIDDEN, LAYERS, captured_folder, random_ids, random_states
+
+from helpers import LAYERS, captured_folder, random_ids, random_states
 from pilotfish import files, shards
 from pilotfish.errors import UserError
 
@@ -57,9 +58,32 @@ def test_a_layer_that_was_not_captured_is_named(folder: Path):
         shards.ShardReader([folder / shards.INDEX], [1, 7, 0])
 
 
-def test_only_the_rows_own_bytes_are_read(folder: Path):
-    states = shards.ShardReader([folder / shards.INDEX]).read(12)
-    assert states.hidden_states.untyped_storage().nbytes() == 4 * len(LAYERS) * HIDDEN * 2
+class Recorder:
+    """An open shard that notes how much of it is asked for."""
+
+    def __init__(self, shard):
+        self.shard, self.read = shard, []
+
+    def get_slice(self, name: str):
+        whole = self.shard.get_slice(name)
+        noted = self
+
+        class Slice:
+            def __getitem__(self, span: slice):
+                noted.read.append(name)
+                found = whole[span]
+                assert len(found) <= 4, f"{name}: more than the row's 4 entries"
+                return found
+
+        return Slice()
+
+
+def test_no_more_than_the_row_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    reader = shards.ShardReader([folder / shards.INDEX])
+    recorder = Recorder(reader._opened(folder / shards.shard_name(10, 13)))
+    monkeypatch.setattr(reader, "_opened", lambda path: recorder)
+    assert same(reader.read(12), 12)
+    assert sorted(recorder.read) == ["hidden_states", "offsets", "token_ids"]
 
 
 def test_a_row_that_no_shard_holds_is_not_contained(folder: Path):

@@ -40,13 +40,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Read a JSON file; a missing or broken one is a UserError that names it."""
+    """Read a file that holds one JSON object; a missing or broken one is a UserError that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and run again to make it anew") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a JSON {type(value).__name__}, not an object; delete it and run again")
+    return value
 
 
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
@@ -54,6 +57,15 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as handle:
         for row in rows:
             handle.write(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _encodable(line: bytes) -> bool:
+    """Whether a JSON line's text can be written as UTF-8: escapes may spell half a surrogate pair."""
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_jsonl(path: Path) -> list[dict]:
@@ -70,13 +82,15 @@ def read_jsonl(path: Path) -> list[dict]:
             row = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise UserError(f"{path}, line {number}: not UTF-8 ({error}); re-save the file as UTF-8") from None
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: not valid JSON ({error}); mend or remove the line, "
                 "each line must be one whole JSON object"
             ) from None
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {number}: a JSON {type(row).__name__}, not an object in braces")
+        if b"\\ud" in line.lower() and not _encodable(line):
+            raise UserError(f"{path}, line {number}: half of a surrogate pair (\\ud...), which is no text; mend it")
         rows.append(row)
     return rows
 

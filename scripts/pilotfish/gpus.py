@@ -15,16 +15,23 @@ from pilotfish.errors import UserError
 def visible_gpus() -> list[str]:
     """Device names this process may use: CUDA_VISIBLE_DEVICES if set, else what the driver lists."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is not None:
-        return [name.strip() for name in allowed.split(",") if name.strip()]
+    if allowed is None:
+        return list(_uuids())
+    names = [name.strip() for name in allowed.split(",") if name.strip()]
+    # CUDA itself stops reading at -1.
+    return names[: names.index("-1")] if "-1" in names else names
+
+
+def _uuids() -> dict[str, str]:
+    """UUID of each GPU by index; where a cluster shows each job its own GPU 0, only the UUIDs differ."""
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+            ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"],
             capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.stdout.split()
+        return {}
+    return dict(line.split(", ", 1) for line in listed.stdout.splitlines())
 
 
 @contextmanager
@@ -41,13 +48,14 @@ def lease(count: int) -> Iterator[list[str]]:
         raise UserError(f"{count} GPU(s) asked for, {len(visible)} visible; lower `gpu` in the profile")
     folder = Path(tempfile.gettempdir()) / f"pilotfish-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    uuids = _uuids()
     held: dict[str, int] = {}
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         for name in visible:
             if len(held) == count:
                 break
-            handle = os.open(folder / f"{name}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            handle = os.open(folder / f"{uuids.get(name, name).replace('/', '_')}.lock", os.O_CREAT | os.O_RDWR, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 held[name] = handle

@@ -67,7 +67,7 @@ def read(path: Path, schema: str) -> dict:
     manifest = files.read_json(path)
     if manifest.get("schema") != schema:
         raise UserError(f"{path}: a {manifest.get('schema')!r} manifest where {schema!r} is needed")
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.get("files", {}).items():
         file = path.parent / name
         if not file.is_file():
             raise UserError(f"{file}: missing, though {path} vouches for it; delete {path} to have it remade")

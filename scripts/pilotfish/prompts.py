@@ -44,7 +44,7 @@ def read(path: Path) -> list[dict]:
             raise UserError(f"{path}, line {number}: id {identifier!r} was used on line {seen[identifier]}")
         seen[identifier] = number
         prompt = {"id": identifier, "messages": row["messages"]}
-        if "conversation" in row:
+        if row.get("conversation") is not None:
             prompt["conversation"] = str(row["conversation"])
         prompts.append(prompt)
     if not prompts:
@@ -62,8 +62,8 @@ def conversation_key(prompt: dict) -> str:
 def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str, list[dict]]:
     """Split by conversation into `heldout` and `train`, in an order that only seed and content decide.
 
-    Each split gets whole conversations, as many as fit its number of rows. Raises UserError when the
-    prompts run out.
+    Splits get exactly the rows asked for: where a conversation is longer than what is left to fill, its
+    last rows go to neither side. Raises UserError when the prompts run out.
     """
     groups: dict[str, list[dict]] = {}
     for prompt in prompts:
@@ -73,8 +73,8 @@ def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str,
     wanted = {"heldout": heldout, "train": train}
     for key in order:
         for name, rows in chosen.items():
-            if len(rows) + len(groups[key]) <= wanted[name]:
-                rows.extend(groups[key])
+            if len(rows) < wanted[name]:
+                rows.extend(groups[key][: wanted[name] - len(rows)])
                 break
     short = {name: len(chosen[name]) for name in chosen if len(chosen[name]) < wanted[name]}
     if short:
@@ -88,4 +88,6 @@ def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str,
 def part_rows(total: int, part: str) -> range:
     """Rows of one part such as `00003-of-00016`: consecutive, nearly equal ranges that cover all rows."""
     number, _, parts = part.partition("-of-")
+    if not (number.isdigit() and parts.isdigit() and int(number) < int(parts)):
+        raise UserError(f"part {part!r}: write it as 00003-of-00016, numbered from 00000")
     return range(int(number) * total // int(parts), (int(number) + 1) * total // int(parts))

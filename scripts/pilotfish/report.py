@@ -64,7 +64,7 @@ class Drafter:
         self.log = files.read_jsonl(results / "drafters" / name / "checkpoint" / "training_log.jsonl")
 
     def training(self) -> list[str]:
-        """Loss and accuracy by training-time test step, on the training samples' ends and held out."""
+        """Loss and accuracy by training-time test step, at the end of training and held out."""
         steps = [row for row in self.log if row["kind"] == "train"]
         tail = steps[-max(1, len(steps) // 10) :]
         rows = [_training_row(f"held out, epoch {row['epoch'] + 1}", [row]) for row in self._heldout()]
@@ -167,7 +167,7 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
     vocabulary = drafter.vocabulary
     last = drafter.training_facts["heldout"][-1]
-    accuracy = [last[key] for key in sorted(last) if key.startswith("full_acc_")]
+    accuracy = [last[f"full_acc_{step}"] for step in range(sum(key.startswith("full_acc_") for key in last))]
     rows = [
         (
             "draft vocabulary",

@@ -3,7 +3,6 @@
 
 import difflib
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class TargetSettings(Strict):
@@ -34,7 +33,7 @@ class TargetSettings(Strict):
 
     @model_validator(mode="after")
     def _revision_needs_hub(self) -> "TargetSettings":
-        if self.revision and (self.source.startswith("package:") or Path(self.source).is_dir()):
+        if self.revision and (self.source.startswith("package:") or Path(self.source).expanduser().is_dir()):
             raise ValueError("`revision` is only used with a hub id; remove it for a folder or a package")
         return self
 
@@ -43,8 +42,8 @@ class PromptSettings(Strict):
     """Where prompts come from, and how conversations are split."""
 
     path: str = Field(description="JSONL file, one object a line with `id` and `messages`")
-    train: int = Field(gt=0, description="conversations to train on")
-    heldout: int = Field(gt=0, description="conversations never trained on; evaluation uses these")
+    train: int = Field(gt=0, description="rows to train on")
+    heldout: int = Field(gt=0, description="rows never trained on; evaluation uses these")
 
 
 class ResponseSettings(Strict):
@@ -75,7 +74,7 @@ class Eagle3Settings(Strict):
     epochs: int = Field(gt=0, description="passes over the training samples")
     learning_rate: float = Field(gt=0, description="peak of the cosine schedule")
     warmup_ratio: float = Field(0.03, ge=0, lt=1, description="share of steps that warm up")
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, description="of AdamW")
     pack_length: int = Field(gt=1, description="tokens per training step; no sample may be longer")
 
     @model_validator(mode="after")
@@ -106,7 +105,7 @@ class EngineSettings(Strict):
     """How vLLM is started; the same for generation, capture and both sides of serving."""
 
     max_model_len: int = Field(gt=1, description="longest prompt plus response, in tokens")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the weights")
     tensor_parallel: int = Field(1, gt=0, description="GPUs per engine; must fit the profile's nodes")
     max_num_seqs: int = Field(64, gt=0, description="requests computed together while generating")
     enforce_eager: bool = Field(False, description="skip compilation: faster start, slower tokens")
@@ -124,17 +123,19 @@ class Settings(Strict):
     run: Name = Field(description="names results/RUN, logs/RUN and benchmarks/RUN")
     environment: Literal["cpu", "gpu"] = Field("cpu", description="envs/NAME.yaml, for `--sdm conda` only")
     seed: int = Field(0, ge=0, description="of the split, the sampling and the training order")
-    target: TargetSettings
-    prompts: PromptSettings
-    responses: ResponseSettings
+    target: TargetSettings = Field(description="the model being sped up")
+    prompts: PromptSettings = Field(description="where prompts come from")
+    responses: ResponseSettings = Field(description="how the target answers them")
     drafters: dict[Name, DrafterSettings] = Field(min_length=1, description="drafters to train, by name")
-    evaluation: EvaluationSettings
-    engine: EngineSettings
+    evaluation: EvaluationSettings = Field(description="what is measured in a running engine")
+    engine: EngineSettings = Field(description="how vLLM is started")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
         if "baseline" in self.drafters:
             raise ValueError("drafters.baseline: the name is taken by the engine without a drafter; rename it")
+        if len(set(self.evaluation.concurrency)) < len(self.evaluation.concurrency):
+            raise ValueError(f"evaluation.concurrency: {self.evaluation.concurrency} repeats a level; name each once")
         if self.evaluation.prompts > self.prompts.heldout:
             raise ValueError(
                 f"evaluation.prompts ({self.evaluation.prompts}) exceeds prompts.heldout "
@@ -159,7 +160,7 @@ def load(config: dict) -> Settings:
     Mappings and sequences arrive from YAML as dicts and lists; whole numbers are accepted as floats.
     """
     try:
-        return Settings.model_validate_json(json.dumps(config))
+        return Settings.model_validate_json(json.dumps(config, default=str))
     except ValidationError as error:
         faults = "\n".join(f"  {_explain(fault)}" for fault in error.errors())
         raise UserError(f"the configuration has {error.error_count()} fault(s):\n{faults}") from None
@@ -174,16 +175,31 @@ def _explain(fault: dict) -> str:
         return f"{where}: unknown key; {cure}"
     if fault["type"] == "missing":
         return f"{where}: missing; it has no default, so set it"
+    if fault["type"] == "string_pattern_mismatch":
+        named = str(fault["loc"][-2] if fault["loc"][-1] == "[key]" else fault["loc"][-1])
+        return f"{where}: {fault['input']!r} names a folder: use letters, digits, - and _ only ({named})"
     value = fault["input"]
     if isinstance(value, str) and fault["type"] in ("float_type", "int_type"):
-        if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
-            mantissa, exponent = re.split("[eE]", value)
-            dotted = mantissa if "." in mantissa else f"{mantissa}.0"
-            sign = exponent if exponent[0] in "+-" else f"+{exponent}"
-            return f"{where}: {value!r} is a string to YAML; write {dotted}e{sign}, with a dot"
-        return f"{where}: the string {value!r} where a number is needed; remove the quotes"
+        return f"{where}: {_number_cure(value, whole=fault['type'] == 'int_type')}"
     message = fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if isinstance(value, dict) else f"{where}: {message} (found {value!r})"
+    if isinstance(value, dict):
+        return f"{where}: {message}" if fault["loc"] else message
+    return f"{where}: {message} (found {value!r})"
+
+
+def _number_cure(text: str, whole: bool) -> str:
+    """What to write instead of a text that stands where a number is needed."""
+    try:
+        number = float(text)
+    except ValueError:
+        return f"the text {text!r} where a number is needed"
+    if "e" not in text.lower():
+        return f"the string {text!r} where a number is needed; remove the quotes"
+    if whole and number.is_integer():
+        return f"{text!r} is a string to YAML; write {int(number)}"
+    mantissa, exponent = f"{number:e}".split("e")
+    mantissa = f"{mantissa.rstrip('0')}0" if mantissa.rstrip("0").endswith(".") else mantissa.rstrip("0")
+    return f"{text!r} is a string to YAML; write {mantissa}e{int(exponent):+d}, with a dot"
 
 
 def _fields_at(location: tuple) -> list[str]:

@@ -13,6 +13,10 @@ from pilotfish.errors import UserError
 
 FINISH_REASONS = ("stop", "length")
 SHOWN = 5  # failures listed in an error
+CURES = {  # pandera's own names for what it checks
+    "field_uniqueness": "repeats another row's value, and must not",
+    "not_nullable": "must not be null",
+}
 
 
 def _each(test: Callable[[object], bool], cure: str) -> pa.Check:
@@ -56,7 +60,7 @@ def responses(vocab_size: int, end_token_ids: list[int]) -> pa.DataFrameSchema:
         checks=pa.Check(
             lambda frame: pd.Series(
                 [
-                    reason != "stop" or ids[-1] in end_token_ids
+                    reason != "stop" or not ids or ids[-1] in end_token_ids
                     for reason, ids in zip(frame["finish_reason"], frame["token_ids"], strict=True)
                 ],
                 index=frame.index,
@@ -91,14 +95,22 @@ def samples(vocab_size: int) -> pa.DataFrameSchema:
 
 
 def check(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:
-    """Validate every row; UserError with the file, the first failing rows (from 0) and what must hold."""
+    """Validate every row; UserError with the file, the first failing rows (by the frame's index) and the cure."""
+    if missing := [name for name in schema.columns if name not in frame.columns]:
+        raise UserError(f"{path}: every row lacks {', '.join(missing)}; delete the file and run again")
     try:
         schema.validate(frame, lazy=True)
     except SchemaErrors as error:
         cases = error.failure_cases
-        lines = [
-            f"  row {'?' if pd.isna(case['index']) else int(case['index'])}"
-            f"{'' if case['schema_context'] != 'Column' else ', ' + str(case['column'])}: {case['check']}"
-            for case in cases.drop_duplicates(["index", "check"]).head(SHOWN).to_dict("records")
-        ]
-        raise UserError(f"{path}: {len(cases)} check(s) failed:\n" + "\n".join(lines)) from None
+        found = {
+            (
+                case["index"],
+                case["column"] if case["schema_context"] == "Column" else "",
+                CURES.get(case["check"], case["check"]),
+            )
+            for case in cases.to_dict("records")
+        }
+        ordered = sorted(found, key=lambda case: (pd.isna(case[0]), case))
+        lines = [f"  row {row}{f', {column}' if column else ''}: {cure}" for row, column, cure in ordered[:SHOWN]]
+        more = f"\n  and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+        raise UserError(f"{path}: {len(ordered)} check(s) failed:\n" + "\n".join(lines) + more) from None

@@ -51,6 +51,9 @@ def _gguf_file(package: str) -> Path:
 def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
 
     logger.info("dequantising %s to bf16 safetensors", gguf.name)
     model = AutoModelForCausalLM.from_pretrained(
@@ -138,6 +141,6 @@ def end_token_ids(folder: Path, eos_token_id: int | None) -> list[int]:
     ids = set() if eos_token_id is None else {eos_token_id}
     path = folder / "generation_config.json"
     if path.is_file():
-        more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-        ids.update(more if isinstance(more, list) else [more])
+        more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", [])
+        ids.update(more if isinstance(more, list) else [] if more is None else [more])
     return sorted(ids)

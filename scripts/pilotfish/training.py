@@ -6,14 +6,16 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import loguru
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
+from speculators.train import trainer as speculators_trainer
 from speculators.train.checkpointer import convert_float_dtype, patch_config_dtype
 from speculators.train.cli import create_transformer_layer_config
 from speculators.train.data import CollateFn
@@ -25,6 +27,8 @@ from pilotfish import files
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
+loguru.logger.disable("speculators")
+transformers.utils.logging.disable_progress_bar()
 
 DTYPE = torch.bfloat16  # of hidden states, of autocast and of the drafter as served
 CHECKPOINTS_PER_EPOCH = 4
@@ -209,7 +213,7 @@ class StepLog(logging.Handler):
             left = (self.total_steps - row["step"] - 1) / rate if rate else float("inf")
             accuracy = " ".join(f"{row[key]:.3f}" for key in sorted(row) if key.startswith("full_acc_"))
             logger.info(
-                "%s, step %d of %d: loss %.3f, accuracy by step %s, about %.0f s left",
+                "%s, step %d of about %d: loss %.3f, accuracy by step %s, about %.0f s left",
                 row["kind"], row["step"] + 1, self.total_steps, row["loss"], accuracy, max(left, 0),
             )  # fmt: skip
 
@@ -228,7 +232,8 @@ def train(
     if device().type == "cpu":
         # speculators times each step with this; there is nothing to wait for on a CPU.
         torch.accelerator.synchronize = lambda *_: None
-    os.environ["TQDM_DISABLE"] = "1"
+    # StepLog reports instead of a progress bar.
+    speculators_trainer.tqdm = lambda batches, **_: batches
     train_loader = loader(train_set, spec["pack_length"], spec["seed"])
     call = partial(Eagle3DraftModel.get_trainer_kwargs, loss_fn=spec["loss"])
     train_kwargs, val_kwargs = call(
@@ -248,28 +253,26 @@ def train(
         checkpoint_freq=1 / CHECKPOINTS_PER_EPOCH,
         hidden_states_dtype=DTYPE,
     )
-    total = spec["epochs"] * len(train_loader)
+    total = spec["epochs"] * len(train_loader)  # about: epochs pack differently
     trainer = ResumableTrainer(
         model, config, train_loader, loader(heldout_set, spec["pack_length"], 0), state=work / "state"
     )
     log = StepLog(work / "training_log.jsonl", total)
     log.keep_until(trainer.global_step)
+    logging.getLogger("speculators").setLevel(logging.WARNING)
     metrics = logging.getLogger("speculators.metrics")
     metrics.setLevel(logging.INFO)
     metrics.propagate = False
     metrics.addHandler(log)
     try:
-        _run(trainer.run_training)
+        trainer.run_training()
     finally:
         metrics.removeHandler(log)
-    if trainer.global_step < total:
+    saved = files.read_json(work / "state" / "state.json")
+    if saved["epoch"] + 1 < spec["epochs"] or saved["local_step"]:
+        logger.info("interrupted; the last checkpoint is kept, and the same command goes on from there")
         raise SystemExit(143)
     return log.path
-
-
-def _run(training: Callable[[], None]) -> None:
-    logging.getLogger("speculators").setLevel(logging.WARNING)
-    training()
 
 
 def export(model: Eagle3DraftModel, folder: Path) -> None:

@@ -22,6 +22,8 @@ def choose(counts: np.ndarray, size: int, always: Sequence[int]) -> np.ndarray:
     Equal counts are settled by the lower id, so the choice depends on the counts alone.
     Raises UserError when `size` does not fit between the tokens that must be in and the vocabulary.
     """
+    if outside := [token for token in always if not 0 <= token < len(counts)]:
+        raise UserError(f"special tokens {outside} lie outside the target's vocabulary of {len(counts)}")
     if not len(set(always)) <= size <= len(counts):
         raise UserError(
             f"draft_vocab_size {size} must lie between the {len(set(always))} special tokens and the "

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of the right shape, split so that no conversation is on both sides."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from pilotfish import prompts
+from pilotfish.errors import UserError
+
+
+def messages(*turns: str) -> list[dict]:
+    """Messages out of `role` or `role=content`."""
+    pairs = (turn.partition("=") for turn in turns)
+    return [{"role": role, "content": content or "words"} for role, _, content in pairs]
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "turns", [["user"], ["system", "user"], ["user", "assistant", "user"], ["system", "user", "assistant", "user"]]
+)
+@pytest.mark.parametrize("identifier", ["a", 7, 0])
+def test_turns_that_alternate_and_end_with_the_user_are_right(identifier: object, turns: list[str]):
+    assert prompts.fault({"id": identifier, "messages": messages(*turns)}) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ({"messages": messages("user")}, "`id` is missing"),
+        ({"id": None, "messages": messages("user")}, "`id` is missing"),
+        ({"id": True, "messages": messages("user")}, "neither text nor a number"),
+        ({"id": 1.5, "messages": messages("user")}, "neither text nor a number"),
+        ({"id": 1}, "`messages` is missing"),
+        ({"id": 1, "messages": []}, "`messages` is missing, empty"),
+        ({"id": 1, "messages": "hello"}, "not a list"),
+        ({"id": 1, "messages": ["hello"]}, "message 1 has no role"),
+        ({"id": 1, "messages": messages("user", "tool", "user")}, "message 2 has no role among system, user"),
+        ({"id": 1, "messages": [{"role": ["user"], "content": "x"}]}, "message 1 has no role"),
+        ({"id": 1, "messages": messages("user= \n")}, "message 1 has empty or non-text `content`"),
+        ({"id": 1, "messages": [{"role": "user"}]}, "message 1 has empty or non-text `content`"),
+        ({"id": 1, "messages": [{"role": "user", "content": [{"text": "x"}]}]}, "message 1 has empty or non-text"),
+        ({"id": 1, "messages": messages("user", "assistant")}, "end with user (found user, assistant)"),
+        ({"id": 1, "messages": messages("assistant", "user")}, "roles must alternate"),
+        ({"id": 1, "messages": messages("user", "user")}, "roles must alternate"),
+        ({"id": 1, "messages": messages("user", "system", "user")}, "roles must alternate"),
+        ({"id": 1, "messages": messages("system")}, "(found none)"),
+    ],
+)
+def test_each_fault_of_shape_has_its_reason(prompt: dict, reason: str):
+    assert reason in prompts.fault(prompt)
+
+
+def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
+    path = write(
+        tmp_path / "p.jsonl",
+        {"id": 7, "messages": messages("user"), "license": "MIT"},
+        {"id": "b", "messages": messages("user"), "conversation": 3},
+    )
+    assert prompts.read(path) == [
+        {"id": "7", "messages": messages("user")},
+        {"id": "b", "messages": messages("user"), "conversation": "3"},
+    ]
+
+
+def test_a_prompt_of_the_wrong_shape_is_an_error_with_line_and_cure(tmp_path: Path):
+    path = write(tmp_path / "p.jsonl", {"id": 1, "messages": messages("user")}, {"id": 2, "prompt": "x"})
+    with pytest.raises(UserError) as error:
+        prompts.read(path)
+    assert str(error.value).startswith(f"{path}, line 2: `messages` is missing")
+    assert 'each line needs {"id": ..., "messages":' in str(error.value)
+
+
+@pytest.mark.parametrize("again", ["1", 1])
+def test_a_repeated_id_names_both_lines(tmp_path: Path, again: object):
+    rows = [{"id": identifier, "messages": messages("user")} for identifier in (1, 2, again)]
+    path = write(tmp_path / "p.jsonl", *rows)
+    with pytest.raises(UserError, match="line 3: id '1' was used on line 1"):
+        prompts.read(path)
+
+
+def test_a_file_without_prompts_is_an_error(tmp_path: Path):
+    with pytest.raises(UserError, match="no prompts in it; each line needs"):
+        prompts.read(write(tmp_path / "p.jsonl"))
+
+
+def test_a_lone_surrogate_which_no_file_can_hold_is_an_error_with_its_line(tmp_path: Path):
+    good = {"id": 1, "messages": messages("user")}
+    path = write(tmp_path / "p.jsonl", good, {"id": 2, "messages": messages("user=half an emoji \ud83d")})
+    with pytest.raises(UserError, match="line 2"):
+        prompts.read(path)
+
+
+def test_a_null_conversation_is_none(tmp_path: Path):
+    rows = [{"id": n, "messages": messages(f"user={n}"), "conversation": None} for n in range(2)]
+    first, second = prompts.read(write(tmp_path / "p.jsonl", *rows))
+    assert prompts.conversation_key(first) != prompts.conversation_key(second)
+
+
+def test_without_a_conversation_the_first_user_turn_stands_for_it():
+    opening = {"id": "a", "messages": messages("user=hello")}
+    later = {"id": "b", "messages": messages("system", "user=hello", "assistant", "user=more")}
+    other = {"id": "c", "messages": messages("user=good day")}
+    named = {**opening, "conversation": "x"}
+    keys = [prompts.conversation_key(prompt) for prompt in (opening, later, other, named)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def conversations() -> list[dict]:
+    """120 prompts in conversations of one, two and three rows, mixed up."""
+    rows = [
+        {"id": f"{number}-{turn}", "messages": messages(f"user={number}"), "conversation": str(number)}
+        for number in range(60)
+        for turn in range(1 + number % 3)
+    ]
+    random.Random(1).shuffle(rows)
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("train", "heldout"), [(70, 30), (1, 1), (60, 30)])
+def test_a_split_has_the_counts_asked_for_and_no_conversation_on_both_sides(train: int, heldout: int, seed: int):
+    chosen = prompts.split(conversations(), train, heldout, seed)
+    assert {name: len(rows) for name, rows in chosen.items()} == {"train": train, "heldout": heldout}
+    sides = {name: {row["conversation"] for row in rows} for name, rows in chosen.items()}
+    assert not sides["train"] & sides["heldout"]
+    ids = [row["id"] for rows in chosen.values() for row in rows]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_split_depends_on_the_seed_and_not_on_the_order_of_the_file():
+    singles = [{"id": str(n), "messages": messages(f"user={n}")} for n in range(50)]
+    chosen = prompts.split(singles, 30, 10, seed=5)
+    assert prompts.split(singles[::-1], 30, 10, seed=5) == chosen
+    assert prompts.split(singles, 30, 10, seed=6) != chosen
+
+
+def test_training_on_more_prompts_leaves_the_heldout_ones_alone():
+    few, many = (prompts.split(conversations(), train, 30, seed=0) for train in (40, 70))
+    assert few["heldout"] == many["heldout"]
+
+
+def test_a_split_is_the_same_on_every_machine():
+    singles = [{"id": str(n), "messages": messages(f"user={n}")} for n in range(10)]
+    chosen = prompts.split(singles, 3, 3, seed=0)
+    assert {name: [row["id"] for row in rows] for name, rows in chosen.items()} == {
+        "heldout": ["0", "3", "2"],
+        "train": ["5", "4", "8"],
+    }
+
+
+@pytest.mark.parametrize(("train", "heldout"), [(120, 1), (1, 120), (121, 1)])
+def test_too_few_prompts_are_an_error_with_the_numbers(train: int, heldout: int):
+    with pytest.raises(UserError) as error:
+        prompts.split(conversations(), train, heldout, seed=0)
+    assert f"120 prompts are too few for prompts.train = {train} and prompts.heldout = {heldout}" in str(error.value)
+
+
+@pytest.mark.parametrize("total", [0, 1, 7, 528])
+@pytest.mark.parametrize("parts", [1, 2, 3, 16])
+def test_parts_cover_every_row_once_and_are_nearly_equal(total: int, parts: int):
+    ranges = [prompts.part_rows(total, f"{number:05d}-of-{parts:05d}") for number in range(parts)]
+    assert [row for rows in ranges for row in rows] == list(range(total))
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

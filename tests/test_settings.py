@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration is taken whole or refused with the key at fault and what to write instead."""
+
+import copy
+import datetime
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pilotfish import settings
+from pilotfish.errors import UserError
+
+CONFIG = yaml.safe_load(Path(__file__).parents[1].joinpath("config/default.yaml").read_text(encoding="utf-8"))
+ABSENT = object()
+
+
+def changed(**changes) -> dict:
+    """The default configuration with `section__key=value` changes; ABSENT removes the key."""
+    config = copy.deepcopy(CONFIG)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = config
+        for section in sections:
+            place = place[section]
+        if value is ABSENT:
+            del place[key]
+        else:
+            place[key] = value
+    return config
+
+
+def complaint(**changes) -> str:
+    with pytest.raises(UserError) as error:
+        settings.load(changed(**changes))
+    return str(error.value)
+
+
+def test_the_default_configuration_is_valid_and_typed():
+    loaded = settings.load(CONFIG)
+    assert loaded.drafters["eagle3"].learning_rate == pytest.approx(6e-4)
+    assert loaded.responses.top_p == 1.0, "what a file leaves out takes its default"
+
+
+def test_a_whole_number_will_do_for_a_float():
+    assert settings.load(changed(responses__temperature=1)).responses.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "cure"),
+    [
+        ({"sed": 1}, "sed", "did you mean `seed`?"),
+        ({"prompts__tain": 1}, "prompts.tain", "did you mean `train`?"),
+        ({"drafters__eagle3__learing_rate": 1.0}, "drafters.eagle3.learing_rate", "`learning_rate`?"),
+        ({"engine__zzz": 1}, "engine.zzz", "known keys here: dtype, enforce_eager,"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_suggests_the_right_one(change: dict, key: str, cure: str):
+    message = complaint(**change)
+    assert f"  {key}: unknown key;" in message
+    assert cure in message
+
+
+@pytest.mark.parametrize("key", ["run", "target__source", "drafters__eagle3__epochs", "engine__max_model_len"])
+def test_a_missing_key_is_named(key: str):
+    assert f"  {key.replace('__', '.')}: missing; it has no default" in complaint(**{key: ABSENT})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("drafters__eagle3__learning_rate", "1e-4"),
+        ("drafters__eagle3__learning_rate", "2.5e3"),
+        ("responses__temperature", "1E+0"),
+        ("prompts__train", "1e3"),
+    ],
+)
+def test_a_number_that_yaml_takes_for_a_string_comes_with_advice_that_works(key: str, value: str):
+    assert isinstance(yaml.safe_load(value), str)
+    message = complaint(**{key: value})
+    assert f"{key.replace('__', '.')}: {value!r} is a string to YAML" in message
+    advised = re.search(r"write ([\d.e+-]+)", message).group(1)
+    settings.load(changed(**{key: yaml.safe_load(advised)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompts__train": "480"}, "prompts.train: the string '480' where a number is needed; remove the quotes"),
+        ({"prompts__train": 480.0}, "prompts.train: Input should be a valid integer (found 480.0)"),
+        ({"seed": True}, "seed: Input should be a valid integer (found True)"),
+        ({"engine__enforce_eager": "yes"}, "engine.enforce_eager: Input should be a valid boolean (found 'yes')"),
+        ({"run": 12}, "run: Input should be a valid string (found 12)"),
+        ({"prompts": None}, "prompts: Input should be an object (found None)"),
+        ({"evaluation__concurrency": 1}, "evaluation.concurrency: Input should be a valid array (found 1)"),
+        ({"evaluation__concurrency": [1, 0]}, "evaluation.concurrency.1: Input should be greater than 0"),
+        ({"drafters__eagle3__algorithm": "medusa"}, "drafters.eagle3.algorithm: Input should be 'eagle3'"),
+        ({"drafters__eagle3__capture_layers": [1, 2]}, "drafters.eagle3.capture_layers.2: missing"),
+        ({"drafters": {}}, "drafters: Dictionary should have at least 1 item"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_a_value_of_the_wrong_type_or_range_is_named_and_shown(change: dict, message: str):
+    assert message in complaint(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"evaluation__prompts": 49}, r"evaluation\.prompts \(49\) exceeds prompts\.heldout \(48\); lower it"),
+        ({"evaluation__max_tokens": 193}, r"evaluation\.max_tokens \(193\) exceeds responses\.max_tokens \(192\)"),
+        ({"responses__max_tokens": 512}, r"no room for a prompt in engine\.max_model_len \(512\); raise"),
+        ({"target__revision": "main"}, r"target: `revision` is only used with a hub id; remove it"),
+        ({"drafters__eagle3__ttt_steps": 2}, r"ttt_steps \(2\) is below speculative_tokens \(3\).*raise ttt_steps"),
+        ({"drafters": {"baseline": CONFIG["drafters"]["eagle3"]}}, r"drafters\.baseline: the name is taken.*rename"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_settings_that_do_not_fit_together_are_an_error_with_both_values(change: dict, message: str):
+    assert re.search(message, complaint(**change))
+
+
+def test_a_revision_is_welcome_with_a_hub_id():
+    loaded = settings.load(changed(target__source="Qwen/Qwen3-8B", target__revision="main"))
+    assert loaded.target.revision == "main"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", ".hidden", "a/b", "-x", "run\n"])
+def test_a_name_that_makes_no_folder_is_refused(name: str):
+    assert "  run: " in complaint(run=name)
+    assert f"  drafters.{name}" in complaint(drafters={name: CONFIG["drafters"]["eagle3"]})
+
+
+def test_every_fault_is_listed_at_once():
+    message = complaint(sed=1, prompts__train=0, run=ABSENT)
+    assert message.startswith("the configuration has 3 fault(s):")
+    assert all(f"  {key}: " in message for key in ("sed", "prompts.train", "run"))
+
+
+def test_a_date_which_yaml_makes_of_its_own_accord_is_a_name_like_any_other():
+    assert settings.load(changed(run=datetime.date(2024, 5, 1))).run == "2024-05-01"
+
+
+def test_infinity_is_an_error_that_names_its_key():
+    assert "drafters.eagle3.learning_rate" in complaint(drafters__eagle3__learning_rate=math.inf)

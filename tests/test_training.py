@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drafter learns what it should and nothing else, and a broken-off training ends as an unbroken one."""
+
+import json
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from speculators.models.eagle3.core import Eagle3DraftModel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from helpers import HIDDEN, LAYERS, arrow_of, captured_folder, random_ids, response
+from pilotfish import files, replay, samples, shards, training, transfer, vocabulary
+
+VOCABULARY, DRAFT_VOCABULARY = 200, 80
+LENGTH, PACK, STEPS_PER_EPOCH = 20, 42, 8  # two samples of 20 tokens with states to a pack
+SPEC = {
+    "trust_remote_code": False,
+    "speculative_tokens": 3,
+    "pack_length": PACK,
+    "seed": 5,
+    "loss": "kl_div",
+    "ttt_steps": 3,
+    "ttt_step_loss_decay": 1.0,
+    "learning_rate": 1e-3,
+    "epochs": 2,
+    "weight_decay": 0.01,
+    "warmup_ratio": 0.1,
+}
+
+
+class Inputs(NamedTuple):
+    target: Path
+    train: transfer.SampleDataset
+    heldout: transfer.SampleDataset
+    d2t: torch.Tensor
+    t2d: torch.Tensor
+
+
+def dataset(folder: Path, lengths: list[int], seed: int) -> transfer.SampleDataset:
+    """Random samples with as many states as `lengths` say, behind prompts of 4 tokens."""
+    made = [
+        response(row, random_ids(4, seed + row), random_ids(length - 3, seed + 100 + row))
+        for row, length in enumerate(lengths)
+    ]
+    ids = {each["row"]: each["prompt_token_ids"] + each["token_ids"] for each in made}
+    captured = captured_folder(folder / "captured", ids)
+    states = transfer.ShardTransfer([captured / shards.INDEX], LAYERS)
+    return transfer.SampleDataset(arrow_of(folder, made), states, PACK, training.DTYPE)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """A random target of four layers, samples with states, and a draft vocabulary."""
+    folder = tmp_path_factory.mktemp("training")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "target")
+    train = dataset(folder / "train", [LENGTH] * 2 * STEPS_PER_EPOCH, seed=0)
+    heldout = dataset(folder / "heldout", [LENGTH] * 3, seed=1000)
+    stored = samples.load(folder / "train" / "samples.arrow")
+    chosen = vocabulary.choose(vocabulary.generated_counts(stored, VOCABULARY), DRAFT_VOCABULARY, [0, 199])
+    d2t, t2d = map(torch.from_numpy, vocabulary.maps(chosen, VOCABULARY))
+    return Inputs(folder / "target", train, heldout, d2t, t2d)
+
+
+def drafter(inputs: Inputs, weights: int = 1) -> Eagle3DraftModel:
+    torch.manual_seed(weights)
+    return training.build_drafter(SPEC, inputs.target, LAYERS[:3], inputs.d2t, inputs.t2d)
+
+
+class Trained(NamedTuple):
+    model: Eagle3DraftModel
+    log: list[dict]
+    rates: dict[int, list[float]]  # the learning rates that a step was taken with
+    work: Path
+
+
+def train(inputs: Inputs, work: Path, weights: int = 1, rates: dict | None = None, **spec) -> Trained:
+    """Train a drafter of the first `weights` in the work folder; `rates` goes on from an earlier try."""
+    work.mkdir(exist_ok=True)
+    rates = {} if rates is None else rates
+    handler = logging.Handler()
+    handler.emit = lambda record: (
+        rates.setdefault(record.step, []).append(record.msg["lr"]) if "lr" in record.msg else None
+    )
+    metrics = logging.getLogger("speculators.metrics")
+    metrics.addHandler(handler)
+    model = drafter(inputs, weights)
+    try:
+        log = training.train(model, {**SPEC, **spec}, inputs.train, inputs.heldout, work)
+    finally:
+        metrics.removeHandler(handler)
+    return Trained(model, files.read_jsonl(log), rates, work)
+
+
+@pytest.fixture(scope="module")
+def unbroken(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(inputs, tmp_path_factory.mktemp("unbroken"))
+
+
+def test_the_head_starts_from_the_targets_rows_of_the_draft_vocabulary(inputs: Inputs):
+    head = load_file(inputs.target / "model.safetensors")["lm_head.weight"]
+    target_ids = torch.arange(DRAFT_VOCABULARY) + inputs.d2t
+    assert torch.equal(drafter(inputs).lm_head.weight, head[target_ids])
+
+
+def test_the_trainable_tensors_move_and_the_frozen_ones_do_not(inputs: Inputs, unbroken: Trained):
+    before = drafter(inputs).state_dict()
+    after = unbroken.model.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    frozen = {"embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight", "d2t", "t2d"}
+    assert moved == before.keys() - frozen
+
+
+def test_each_step_is_logged_once_and_each_epoch_ends_on_the_heldout_samples(unbroken: Trained):
+    steps = [(row["kind"], row["epoch"], row["step"]) for row in unbroken.log]
+    first = [("train", 0, step) for step in range(8)] + [("heldout", 0, 8)]
+    assert steps == first + [("train", 1, step) for step in range(8, 16)] + [("heldout", 1, 16)]
+
+
+def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nothing(unbroken: Trained):
+    rates = [rate for (rate,) in unbroken.rates.values()]
+    assert rates[0] == 0 and max(rates) == rates[1] == SPEC["learning_rate"]
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert rates[-1] < 0.02 * SPEC["learning_rate"]
+
+
+def test_nothing_is_pickled(unbroken: Trained):
+    suffixes = {path.suffix for path in unbroken.work.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".jsonl", ".safetensors"}
+
+
+class Interruption(Exception):
+    pass
+
+
+# What is called when training ends, and at which call of it. A checkpoint follows steps 2, 4 and 6 of each
+# epoch of 8 and its end, before the held-out samples.
+INTERRUPTIONS = [
+    ("_optimizers_step", 2),
+    ("_optimizers_step", 4),
+    ("_optimizers_step", 9),
+    ("_optimizers_step", 14),
+    ("maybe_save_checkpoint", 1),
+    ("maybe_save_checkpoint", 4),
+    ("val_epoch", 1),
+    ("val_epoch", 2),
+    ("maybe_update_best", 2),
+]
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, name: str, call: int, how: Callable[[], object]) -> None:
+    """Have `how` called instead of the trainer's method when it is called for the `call`-th time."""
+    method, calls = getattr(training.ResumableTrainer, name), Counter()
+
+    def counted(self, *args, **kwargs):
+        calls[name] += 1
+        return how() if calls[name] == call else method(self, *args, **kwargs)
+
+    monkeypatch.setattr(training.ResumableTrainer, name, counted)
+
+
+def throw() -> None:
+    raise Interruption
+
+
+def send_sigterm() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def resume(inputs: Inputs, work: Path, rates: dict | None = None) -> Trained:
+    """Go on with a drafter of other weights than the first try's, unless that left no checkpoint."""
+    return train(inputs, work, weights=2 if any(work.glob("*state")) else 1, rates=rates)
+
+
+@pytest.fixture(scope="module", params=INTERRUPTIONS, ids=lambda point: f"{point[0].removeprefix('_')}-{point[1]}")
+def resumed(request, inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A training that ended early and was resumed."""
+    work, rates = tmp_path_factory.mktemp("resumed"), {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        interrupt(monkeypatch, *request.param, throw)
+        with pytest.raises(Interruption):
+            train(inputs, work, rates=rates)
+    return resume(inputs, work, rates)
+
+
+def assert_same_weights(ours: Trained, theirs: Trained) -> None:
+    left, right = ours.model.state_dict(), theirs.model.state_dict()
+    assert [name for name in right if not torch.equal(left[name], right[name])] == []
+
+
+def test_resumed_training_ends_with_the_weights_of_an_unbroken_one(resumed: Trained, unbroken: Trained):
+    assert_same_weights(resumed, unbroken)
+
+
+def test_resumed_training_takes_each_step_with_the_same_learning_rate(resumed: Trained, unbroken: Trained):
+    ours, theirs = ({step: set(rates) for step, rates in each.rates.items()} for each in (resumed, unbroken))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind", ["train", "heldout"])
+def test_resumed_training_logs_the_same_steps_once(resumed: Trained, unbroken: Trained, kind: str):
+    ours, theirs = ([row for row in each.log if row["kind"] == kind] for each in (resumed, unbroken))
+    assert ours == theirs
+
+
+def test_the_last_checkpoint_is_resumed_if_the_next_was_not_yet_in_its_place(
+    inputs: Inputs, unbroken: Trained, tmp_path: Path
+):
+    replaced, staged = os.replace, []
+
+    def die_at_the_second(source: Path, destination: Path) -> None:
+        staged.extend([1] if Path(source).name == ".state.tmp" else [])
+        if len(staged) == 2:
+            raise Interruption
+        replaced(source, destination)
+
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interruption):
+        monkeypatch.setattr(os, "replace", die_at_the_second)
+        train(inputs, tmp_path)
+    assert not (tmp_path / "state").exists()
+    assert_same_weights(resume(inputs, tmp_path), unbroken)
+
+
+@pytest.mark.parametrize("point", [("_optimizers_step", 7), ("val_epoch", 2)], ids=str)
+def test_a_signal_ends_training_as_unfinished(inputs: Inputs, unbroken: Trained, tmp_path: Path, point: tuple):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        interrupt(monkeypatch, *point, send_sigterm)
+        with pytest.raises(SystemExit) as ended:
+            train(inputs, tmp_path)
+    assert ended.value.code == 143
+    assert_same_weights(resume(inputs, tmp_path), unbroken)
+
+
+def test_a_finished_training_is_not_done_again_and_keeps_its_log(inputs: Inputs, tmp_path: Path):
+    first = train(inputs, tmp_path)
+    second = train(inputs, tmp_path, weights=2)
+    assert_same_weights(second, first)
+    assert second.rates == {}
+    assert second.log == first.log
+
+
+def test_a_log_line_cut_short_does_not_stop_a_resumed_training(inputs: Inputs, unbroken: Trained, tmp_path: Path):
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interruption):
+        interrupt(monkeypatch, "_optimizers_step", 7, throw)
+        train(inputs, tmp_path)
+    log = tmp_path / "training_log.jsonl"
+    log.write_bytes(log.read_bytes()[:-9])
+    assert resume(inputs, tmp_path).log == unbroken.log
+
+
+@pytest.mark.parametrize(("seed", "packs"), [(3, [8, 7]), (2, [7, 8])], ids=["fewer", "more"])
+def test_epochs_of_different_numbers_of_packs_are_all_trained(
+    inputs: Inputs, tmp_path: Path, seed: int, packs: list[int]
+):
+    uneven = inputs._replace(train=dataset(tmp_path / "uneven", [30, 10] * 6, seed=0))
+    sampler = training.loader(uneven.train, PACK, seed).batch_sampler
+    assert [(sampler.set_epoch(epoch), len(sampler))[1] for epoch in range(2)] == packs
+    trained = train(uneven, tmp_path / "work", seed=seed)
+    steps = [row["step"] for row in trained.log if row["kind"] == "train"]
+    assert steps == list(range(sum(packs)))
+    falling = [rate for (rate,) in trained.rates.values()][1:]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_the_export_is_a_bf16_folder_of_full_attention_that_the_replay_reads(unbroken: Trained, tmp_path: Path):
+    training.export(unbroken.model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {str(tensor.dtype) for name, tensor in tensors.items() if name not in ("d2t", "t2d")} == {"torch.bfloat16"}
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert config["eagle_aux_hidden_state_layer_ids"] == LAYERS[:3]
+    layer = config["transformer_layer_config"]
+    assert layer["layer_types"] == ["full_attention"]
+    assert layer["sliding_window"] is None
+    (tmp_path / "config.py").unlink(missing_ok=True)
+    drafter = replay.Eagle3Drafter(tmp_path)
+    trained = dict(unbroken.model.named_parameters())
+    assert all(torch.equal(drafter.weights[name], trained[name].bfloat16().float()) for name in replay.WEIGHTS)
