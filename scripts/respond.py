@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pilotfish import cli, engine, files, generation, gpus, layers, manifest, prompts, work
 from pilotfish.errors import UserError
+from pilotfish.journal import Journal
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     rows = files.read_jsonl(arguments.prompts)
     part = prompts.part_rows(len(rows), arguments.part)
     unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
-    journal = generation.Journal(unfinished, part, asked)
+    journal = Journal(unfinished, part, asked)
     missing = [row for row in part if row not in journal.done]
     if len(missing) < len(part):
         logging.info("%d of %d rows are already done", len(part) - len(missing), len(part))
@@ -49,7 +50,7 @@ def _arguments():
     return made.parse_args()
 
 
-def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journal: generation.Journal) -> None:
+def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journal: Journal) -> None:
     options = json.loads(arguments.engine)
     model = arguments.target.parent / "model"
     line = engine.arguments(
@@ -74,7 +75,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
             return 0
         made = generation.response_row(row, rows[row], answer, sampling)
         states = Path(answer["kv_transfer_params"]["hidden_states_path"])
-        await generation.take_states(states, (made["prompt_token_ids"] + made["token_ids"])[:-1])
+        await generation.take_states(states, (made["prompt_token_ids"] + made["token_ids"])[:-1], len(journal.layers))
         journal.finish(made, states.name)
         return len(made["token_ids"])
 
@@ -89,7 +90,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
     )
 
 
-def _publish(arguments, journal: generation.Journal, expected: int) -> None:
+def _publish(arguments, journal: Journal, expected: int) -> None:
     rows = journal.rows()
     failed = [row for row in rows if row["error"]]
     if len(failed) > arguments.max_failed:

@@ -44,10 +44,11 @@ def _check_parity(found: dict, where: str) -> None:
     if not found["rounds_compared"]:
         raise UserError(f"{where}: no served round can be compared with the replay; raise evaluation.prompts")
     share = found["rounds_equal"] / found["rounds_compared"]
-    if share < evaluation.ROUNDS_EQUAL_MIN or abs(found["tau_difference"]) > evaluation.TAU_DIFFERENCE_MAX:
+    apart = found["tau_difference"]
+    if share < evaluation.ROUNDS_EQUAL_MIN or apart is None or abs(apart) > evaluation.TAU_DIFFERENCE_MAX:
         raise UserError(
             f"{where}: {share:.1%} of {found['rounds_compared']} rounds equal the replay's (at least "
-            f"{evaluation.ROUNDS_EQUAL_MIN:.0%} needed), tau differs by {found['tau_difference']:+.4f} (at most "
+            f"{evaluation.ROUNDS_EQUAL_MIN:.0%} needed), tau differs by {apart} (at most "
             f"{evaluation.TAU_DIFFERENCE_MAX}): the engine and the training disagree on the drafter's forward"
         )
 

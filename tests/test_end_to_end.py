@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import snakemake
 
+from conftest import snakemake
 from pilotfish import files, samples, shards
 
 RUN = Path("results") / "tiny"

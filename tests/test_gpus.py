@@ -100,7 +100,10 @@ def test_a_killed_process_gives_its_devices_back():
         assert held == ["0", "1"]
 
 
-@pytest.mark.parametrize(("driver", "visible"), [("echo 0, GPU-a; echo 1, GPU-b", ["0", "1"]), ("exit 9", []), (None, [])])
+TWO = "echo 0, GPU-a; echo 1, GPU-b"
+
+
+@pytest.mark.parametrize(("driver", "visible"), [(TWO, ["0", "1"]), ("exit 9", []), (None, [])])
 def test_without_the_variable_the_driver_says_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str | None, visible: list[str]
 ):

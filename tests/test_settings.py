@@ -3,6 +3,7 @@
 
 import copy
 import datetime
+import json
 import math
 import re
 from pathlib import Path
@@ -145,3 +146,9 @@ def test_a_date_which_yaml_makes_of_its_own_accord_is_a_name_like_any_other():
 
 def test_infinity_is_an_error_that_names_its_key():
     assert "drafters.eagle3.learning_rate" in complaint(drafters__eagle3__learning_rate=math.inf)
+
+
+def test_the_schema_for_editors_is_the_present_one():
+    """If not: PYTHONPATH=scripts python -m pilotfish.settings > config/schema.json"""
+    schema = Path(__file__).parents[1].joinpath("config/schema.json").read_text(encoding="utf-8")
+    assert schema == json.dumps(settings.Settings.model_json_schema(), indent=2) + "\n"

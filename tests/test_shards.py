@@ -99,7 +99,7 @@ def test_a_truncated_or_missing_shard_is_named(folder: Path, damage):
     damage(path)
     reader = shards.ShardReader([folder / shards.INDEX])
     assert same(reader.read(14), 14)
-    with pytest.raises(UserError, match=f"{path}: not a readable shard"):
+    with pytest.raises(UserError, match=f"{path}: not a readable safetensors file"):
         reader.read(10)
 
 

@@ -257,7 +257,7 @@ def test_a_finished_training_is_not_done_again_and_keeps_its_log(inputs: Inputs,
 
 def test_a_log_line_cut_short_does_not_stop_a_resumed_training(inputs: Inputs, unbroken: Trained, tmp_path: Path):
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interruption):
-        interrupt(monkeypatch, "_optimizers_step", 7, throw)
+        interrupt(monkeypatch, "_optimizers_step", 8, throw)
         train(inputs, tmp_path)
     log = tmp_path / "training_log.jsonl"
     log.write_bytes(log.read_bytes()[:-9])

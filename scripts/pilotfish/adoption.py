@@ -45,13 +45,13 @@ class Adoption:
         """Keep a shard if all its rows are wanted, not yet held, and hold exactly the samples' tokens."""
         try:
             entry = shards.describe(path)
-            good = sha256 in (None, entry["sha256"]) and shards.stored_layers(path) == self.layers
+            if self._held.issuperset(entry["rows"]):
+                return  # adopted by an earlier try of this job
             reader = shards.ShardReader.of_file(path, self.layers, entry["rows"])
-            for row in entry["rows"] if good else []:
-                good &= row in self.ids and row not in self._held
-                good = good and reader.read(row).token_ids.tolist() == self.ids[row][:-1]
-        except (OSError, UserError, ValueError) as error:
-            logger.warning("%s: not usable (%s)", path, error)
+            good = sha256 in (None, entry["sha256"]) and shards.stored_layers(path) == self.layers
+            good = good and all(self._fits(row, reader) for row in entry["rows"])
+        except (UserError, KeyError, ValueError) as error:
+            logger.warning("%s", error)
             good = False
         if not good:
             logger.warning("%s: not adopted, its rows are computed again", path)
@@ -62,6 +62,10 @@ class Adoption:
             files.link(path, self.folder / path.name)
         self.entries.append(entry)
         self._held.update(entry["rows"])
+
+    def _fits(self, row: int, reader: shards.ShardReader) -> bool:
+        wanted = row in self.ids and row not in self._held
+        return wanted and reader.read(row).token_ids.tolist() == self.ids[row][:-1]
 
     def missing(self) -> list[int]:
         """Rows that no shard holds yet, in order."""
@@ -78,7 +82,7 @@ class Adoption:
                 tokens = self.ids[row][:-1]
                 answer = await api.completions.create(model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0)
                 path = Path(answer.model_dump()["kv_transfer_params"]["hidden_states_path"])
-                made[row] = await generation.take_states(path, tokens)
+                made[row] = await generation.take_states(path, tokens, len(self.layers))
                 path.unlink()
                 return len(tokens)
 
@@ -95,6 +99,8 @@ class Adoption:
                 path = self.folder / f"{path.stem}_more.safetensors"
             shards.write_shard(path, [(row, made[row]) for row in group], self.layers)
             self._take(path, None)
+        if missing := self.missing():
+            raise UserError(f"{self.folder}: rows {missing[:5]} are still missing after their capture; see the log")
 
     def publish(self, output: Path) -> None:
         """Write index.json and make `output` hold the shards."""

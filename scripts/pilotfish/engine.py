@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM server that lives inside one job: started, watched, and stopped whatever happens."""
 
-import ctypes
 import json
 import logging
 import os
@@ -22,12 +21,20 @@ from pilotfish.errors import UserError
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+PYTHON = sys.executable
 SERVED_NAME = "target"
 POLL_SECONDS = 0.25
 TAIL_LINES = 30
 STOP_SECONDS = 20  # between SIGTERM and SIGKILL
 SCRIPTS = Path(__file__).resolve().parent.parent
+# Runs before the server, in its process: ask the kernel for SIGTERM when the job dies, then become it.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]): sys.exit("the job died first")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 FEW_CORES = 4
 INTEL_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"
 # What a start goes through, as patterns of vLLM's log lines.
@@ -44,9 +51,9 @@ def free_port(wanted: int | None) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, wanted or 0))
-        except OSError:
+        except OSError as error:
             raise UserError(
-                f"engine.port: port {wanted} is in use by another process; stop that process, "
+                f"engine.port: port {wanted} is in use by another process ({error.strerror}); stop that process, "
                 "choose another port, or leave engine.port out to take a free one"
             ) from None
         return probe.getsockname()[1]
@@ -54,7 +61,9 @@ def free_port(wanted: int | None) -> int:
 
 def arguments(options: dict, *, model: Path, trust_remote_code: bool, capture: bool) -> list[str]:
     """vLLM's command line for `engine` settings; capture needs prefix caching and chunked prefill off."""
-    line = ["--model", str(model), "--served-model-name", SERVED_NAME, "--dtype", options["dtype"]]
+    # The user's own come first: of two that contradict each other vLLM takes the last.
+    line = [*options["extra_args"], "--model", str(model), "--served-model-name", SERVED_NAME]
+    line += ["--dtype", options["dtype"]]
     line += ["--max-model-len", str(options["max_model_len"]), "--max-num-seqs", str(options["max_num_seqs"])]
     line += ["--tensor-parallel-size", str(options["tensor_parallel"])]
     line += ["--gpu-memory-utilization", str(options["gpu_memory_utilization"])]
@@ -67,7 +76,7 @@ def arguments(options: dict, *, model: Path, trust_remote_code: bool, capture: b
         # A cached prefix is not recomputed, so fewer states than tokens would come back.
         line += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill"]
         line += ["--max-num-batched-tokens", str(max(2048, options["max_model_len"]))]
-    return line + list(options["extra_args"])
+    return line
 
 
 def capture_arguments(layers: Sequence[int], folder: Path) -> list[str]:
@@ -121,8 +130,9 @@ class Engine:
     def __enter__(self) -> "Engine":
         self.port = free_port(self.options["port"])
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--host", HOST, "--port", str(self.port), *self.line]
+        command = [PYTHON, "-c", DIE_WITH_PARENT, str(os.getpid())]
+        command += [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += [*self.line, "--host", HOST, "--port", str(self.port)]
         logger.info("starting vLLM on %s:%d, log in %s", HOST, self.port, self.log)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -131,7 +141,6 @@ class Engine:
                 stderr=subprocess.STDOUT,
                 env=self._environment(),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
         try:
             self._wait_until_ready()
@@ -218,10 +227,5 @@ class Engine:
             try:
                 self.process.wait(timeout=patience)
             except subprocess.TimeoutExpired:
-                continue
-        self.process.wait()
+                logger.warning("the engine (process group %d) outlived %s for %d s", group, number.name, patience)
         self.process = None
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -63,11 +63,11 @@ async def measure(
         answers[row] = _answer(row, await _ask(api, row, prompts[row], sampling))
         return len(answers[row]["token_ids"])
 
-    before = counters(httpx.get(f"{engine.url}/metrics").text)
+    before = counters(httpx.get(f"{engine.url}/metrics").raise_for_status().text)
     begun = time.perf_counter()
     await generation.run_rows(engine, rows, attempt, at_once=concurrency, stall_timeout=stall)
     seconds = time.perf_counter() - begun
-    after = counters(httpx.get(f"{engine.url}/metrics").text)
+    after = counters(httpx.get(f"{engine.url}/metrics").raise_for_status().text)
     tokens = sum(len(answer["token_ids"]) for answer in answers.values())
     return {
         "seconds": round(seconds, 3),
@@ -140,9 +140,9 @@ def parity(answers: Sequence[dict], stored: dict[int, list[int]], replayed: dict
         served.append(_before(_starts(answer["per_step_accepted"]), shared))
         ours.append(_before([replay.Round(*each) for each in replayed[answer["row"]]], shared))
     equal, total = replay.compare_rounds(ours, served)
-    result = {"rounds_compared": total, "rounds_equal": equal, "rounds_served": 0, "tau_difference": None}
-    result["rounds_served"] = sum(len(answer["per_step_accepted"]) for answer in answers)
-    if total:
+    count = sum(len(answer["per_step_accepted"]) for answer in answers)
+    result = {"rounds_compared": total, "rounds_equal": equal, "rounds_served": count, "tau_difference": None}
+    if total and any(ours):
         taus = [replay.summarise(rounds, k)["tau_micro_incl_bonus"] for rounds in (served, ours)]
         result |= {"tau_served": taus[0], "tau_replay": taus[1], "tau_difference": taus[0] - taus[1]}
     return result

@@ -95,6 +95,31 @@ def read_jsonl(path: Path) -> list[dict]:
     return rows
 
 
+def append_jsonl(path: Path, value: dict) -> None:
+    """Add one JSON line to a journal and see it to the disk; NaN and infinity are written as such."""
+    with open(path, "ab") as handle:
+        handle.write(json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def read_appended(path: Path) -> list[dict]:
+    """Whole lines of a journal; a torn last one, from a job that was killed while writing, is cut off."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        os.truncate(path, len(whole))
+    rows = []
+    for line in whole.splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # what this line stood for is done again
+    return rows
+
+
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     digest = hashlib.sha256()

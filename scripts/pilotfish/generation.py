@@ -2,16 +2,14 @@
 """Bulk requests to an engine inside a job, with a journal, so that finished rows are never done again."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import openai
-from safetensors.torch import load_file
 
-from pilotfish import files, shards
+from pilotfish import shards
 from pilotfish.engine import SERVED_NAME, Engine
 from pilotfish.errors import UserError
 
@@ -88,141 +86,27 @@ def failed_row(row: int, prompt: dict, error: str) -> dict:
     return {"row": row, "id": prompt["id"], "error": error, **empty}
 
 
-async def take_states(path: Path, expected_ids: Sequence[int]) -> shards.RowStates:
+async def take_states(path: Path, expected_ids: Sequence[int], layers: int) -> shards.RowStates:
     """Wait for the connector's file of one request, read it, and check its token ids and shape.
 
-    Raises UserError if it does not come, or holds another request's tokens or too few rows.
+    Raises UserError if it does not come, or holds another request's tokens, or not a state of each layer
+    for each token.
     """
     deadline = time.monotonic() + FILE_TIMEOUT
     while not path.exists():
         if time.monotonic() > deadline:
             raise UserError(f"{path}: the engine wrote no hidden states in {FILE_TIMEOUT} s; see its log")
         await asyncio.sleep(FILE_POLL)
-    tensors = load_file(path)
-    states = shards.RowStates(tensors["token_ids"], tensors["hidden_states"])
+    states = shards.read_row_file(path)
     if states.token_ids.tolist() != list(expected_ids):
         raise UserError(f"{path}: holds {len(states.token_ids)} tokens that are not this request's")
-    if states.hidden_states.shape[0] != len(expected_ids):
+    held = tuple(states.hidden_states.shape[:2])
+    if held != (len(expected_ids), layers):
         raise UserError(
-            f"{path}: {states.hidden_states.shape[0]} states for {len(expected_ids)} tokens; is prefix caching on?"
+            f"{path}: states of {held[0]} tokens and {held[1]} layers, where {len(expected_ids)} tokens and "
+            f"{layers} layers are due; is prefix caching on?"
         )
     return states
-
-
-class Journal:
-    """Finished rows of an unfinished job, below `<output>.work/<digest of spec and code>/`.
-
-    `rows.jsonl` gets a line for each finished row; a row's states stay in `incoming/` until its shard is
-    complete, then move into `captured/rows_*.safetensors`, whose checksum is journaled too.
-    """
-
-    def __init__(self, folder: Path, rows: range, layers: Sequence[int]):
-        self.folder = folder
-        self.layers = list(layers)
-        self.incoming = folder / "incoming"
-        self.captured = folder / "captured"
-        self.ranges = shards.shard_ranges(rows.start, rows.stop)
-        self.done: dict[int, dict] = {}
-        self.shards: dict[tuple[int, int], dict] = {}
-        for path in (self.incoming, self.captured):
-            path.mkdir(parents=True, exist_ok=True)
-        self._recover()
-
-    def _recover(self) -> None:
-        """Believe a journaled row only if its shard's checksum, or its own states file, still holds."""
-        known = {row["row"]: row for row in self._lines("rows.jsonl")}
-        sharded: set[int] = set()
-        for entry in self._lines("shards.jsonl"):
-            path = self.captured / entry["file"]
-            numbers = range(entry["start"], entry["end"])
-            whole = entry["layers"] == self.layers and all(number in known for number in numbers)
-            if whole and path.is_file() and files.sha256_file(path) == entry["sha256"]:
-                self.shards[(entry["start"], entry["end"])] = entry
-                sharded.update(numbers)
-        for number, row in known.items():
-            if row["error"] is None and (number in sharded or self._states_hold(row)):
-                self.done[number] = row
-        keep = {self._states_path(row) for row in self.done.values()}
-        for path in self.incoming.iterdir():
-            if path not in keep:
-                path.unlink()
-
-    def _lines(self, name: str) -> list[dict]:
-        path = self.folder / name
-        if not path.exists():
-            return []
-        rows = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                # The job was killed while it wrote this line; its row is simply done again.
-                continue
-        return rows
-
-    def _append(self, name: str, value: dict) -> None:
-        with open(self.folder / name, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(value, ensure_ascii=False) + "\n")
-
-    def _states_path(self, row: dict) -> Path:
-        return self.incoming / row["states"]
-
-    def _states_hold(self, row: dict) -> bool:
-        path = self._states_path(row)
-        try:
-            tensors = load_file(path)
-        except Exception:
-            return False
-        ids = (row["prompt_token_ids"] + row["token_ids"])[:-1]
-        return tensors["token_ids"].tolist() == ids and tensors["hidden_states"].shape[:2] == (
-            len(ids),
-            len(self.layers),
-        )
-
-    def finish(self, row: dict, states_file: str) -> None:
-        """Journal a finished row, and write its shard if it was the last one missing there."""
-        row = {**row, "states": states_file}
-        self._append("rows.jsonl", row)
-        self.done[row["row"]] = row
-        for start, end in self.ranges:
-            if start <= row["row"] < end:
-                self._pack(start, end)
-
-    def pack_all(self) -> None:
-        """Write every shard that recovery left complete but unwritten."""
-        for start, end in self.ranges:
-            self._pack(start, end)
-
-    def _pack(self, start: int, end: int) -> None:
-        if (start, end) in self.shards or not all(row in self.done for row in range(start, end)):
-            return
-        held, sources = [], []
-        for number in range(start, end):
-            row = self.done[number]
-            if row["error"] is None:
-                sources.append(self._states_path(row))
-                tensors = load_file(sources[-1])
-                held.append((number, shards.RowStates(tensors["token_ids"], tensors["hidden_states"])))
-        if held:
-            path = self.captured / shards.shard_name(start, end)
-            shards.write_shard(path, held, self.layers)
-            entry = {"start": start, "end": end, "layers": self.layers, **shards.describe(path)}
-            self._append("shards.jsonl", entry)
-            self.shards[(start, end)] = entry
-        for source in sources:
-            source.unlink(missing_ok=True)
-
-    def rows(self) -> list[dict]:
-        """All finished rows in order, without the journal's own field."""
-        kept = (self.done[number] for number in sorted(self.done))
-        return [{key: value for key, value in row.items() if key != "states"} for row in kept]
-
-    def write_index(self) -> None:
-        """Write `captured/index.json` over the finished shards."""
-        entries = [
-            {key: entry[key] for key in ("file", "rows", "tokens", "size", "sha256")} for entry in self.shards.values()
-        ]
-        shards.write_index(self.captured, self.layers, entries)
 
 
 async def run_rows(

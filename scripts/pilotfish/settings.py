@@ -101,6 +101,14 @@ class EvaluationSettings(Strict):
     )
 
 
+# What a job sets itself, or must have its own way.
+MANAGED_ARGUMENTS = {
+    *("--host", "--port", "--model", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs"),
+    *("--tensor-parallel-size", "--enable-prefix-caching", "--enable-chunked-prefill", "--trust-remote-code"),
+    *("--speculative-config", "--kv-transfer-config", "--reasoning-parser", "--enforce-eager"),
+}
+
+
 class EngineSettings(Strict):
     """How vLLM is started; the same for generation, capture and both sides of serving."""
 
@@ -115,6 +123,15 @@ class EngineSettings(Strict):
     start_timeout: int = Field(1800, gt=0, description="seconds an engine may take to get ready")
     stall_timeout: int = Field(900, gt=0, description="seconds without a finished row before giving up")
     extra_args: list[str] = Field([], description="further vLLM arguments, for example `--enable-expert-parallel`")
+
+    @model_validator(mode="after")
+    def _own_arguments(self) -> "EngineSettings":
+        for argument in self.extra_args:
+            if argument.partition("=")[0] in MANAGED_ARGUMENTS:
+                raise ValueError(
+                    f"engine.extra_args: {argument} is set by Pilotfish; remove it, or use its own setting"
+                )
+        return self
 
 
 class Settings(Strict):
@@ -210,3 +227,7 @@ def _fields_at(location: tuple) -> list[str]:
         else:  # the name of a drafter
             model = DrafterSettings
     return list(getattr(model, "model_fields", {}))
+
+
+if __name__ == "__main__":  # PYTHONPATH=scripts python -m pilotfish.settings > config/schema.json
+    print(json.dumps(Settings.model_json_schema(), indent=2))

@@ -57,6 +57,22 @@ def write_shard(path: Path, rows: Sequence[tuple[int, RowStates]], layers: Seque
         save_file(tensors, temporary, metadata={"capture_layers": json.dumps(list(layers))})
 
 
+def _open(path: Path):
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:  # safetensors' own class derives from no narrower one
+        raise UserError(f"{path}: not a readable safetensors file ({error}); delete it and run again") from None
+
+
+def read_row_file(path: Path) -> RowStates:
+    """The states of one request as the connector wrote them; UserError if the file is damaged."""
+    with _open(path) as held:
+        try:
+            return RowStates(held.get_tensor("token_ids"), held.get_tensor("hidden_states"))
+        except Exception as error:
+            raise UserError(f"{path}: not the states of a request ({error})") from None
+
+
 class ShardReader:
     """Reads rows of one split from the folders of its parts, lazily, by row number.
 
@@ -107,10 +123,7 @@ class ShardReader:
         if path in self._open:
             self._open.move_to_end(path)
         else:
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except Exception as error:
-                raise UserError(f"{path}: not a readable shard ({error}); delete it and run again") from None
+            self._open[path] = _open(path)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         return self._open[path]
@@ -128,7 +141,7 @@ def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> 
 
 def describe(path: Path) -> dict:
     """The index entry of a shard, read from the shard itself."""
-    with safe_open(path, framework="pt") as shard:
+    with _open(path) as shard:
         rows = shard.get_tensor("rows").tolist()
         tokens = int(shard.get_slice("offsets")[len(rows) :][0])
     return {
@@ -142,5 +155,5 @@ def describe(path: Path) -> dict:
 
 def stored_layers(path: Path) -> list[int]:
     """The h(k) numbers that a shard says it holds."""
-    with safe_open(path, framework="pt") as shard:
+    with _open(path) as shard:
         return json.loads(shard.metadata()["capture_layers"])

@@ -103,6 +103,7 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args, state: Path, **kwargs):
         self._state = state
+        self.between_epochs = False  # resumed where an epoch was complete
         super().__init__(*args, **kwargs)
         self._resume()
 
@@ -152,7 +153,8 @@ class ResumableTrainer(Trainer):
             scheduler.load_state_dict(state)
         self.global_step = saved["global_step"]
         self._resume_local_step = saved["local_step"]
-        self.current_epoch = saved["epoch"] + (0 if saved["local_step"] else 1)
+        self.between_epochs = not saved["local_step"]
+        self.current_epoch = saved["epoch"] + self.between_epochs
         logger.info("resumed at step %d", self.global_step)
 
 
@@ -188,10 +190,13 @@ class StepLog(logging.Handler):
         self.first_step: int | None = None
 
     def keep_until(self, step: int) -> None:
-        """Drop lines of steps that a resumed run is going to do again."""
-        if self.path.exists():
-            rows = [row for row in files.read_jsonl(self.path) if row["step"] < step]
-            files.write_jsonl(self.path, rows)
+        """Drop what a run resumed at `step` is going to do again: later steps, and later validations."""
+        rows = [row for row in files.read_appended(self.path) if row["step"] < step + (row["kind"] == "heldout")]
+        files.write_text(self.path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+
+    def validated(self, epoch: int) -> bool:
+        """Whether the validation after `epoch` is in the log."""
+        return any((row["kind"], row["epoch"]) == ("heldout", epoch) for row in files.read_appended(self.path))
 
     def emit(self, record: logging.LogRecord) -> None:
         content = record.msg
@@ -199,8 +204,7 @@ class StepLog(logging.Handler):
         metrics = content["train"] if kind == "train" else content["val"]
         row = {"kind": kind, "epoch": content["epoch"], "step": record.step}
         row |= {name.removesuffix("_epoch"): round(float(value), 6) for name, value in metrics.items()}
-        with open(self.path, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row, sort_keys=True) + "\n")
+        files.append_jsonl(self.path, row)
         self._report(row)
 
     def _report(self, row: dict) -> None:
@@ -265,11 +269,12 @@ def train(
     metrics.propagate = False
     metrics.addHandler(log)
     try:
+        if trainer.between_epochs and not log.validated(trainer.current_epoch - 1):
+            trainer.val_epoch(trainer.current_epoch - 1)
         trainer.run_training()
     finally:
         metrics.removeHandler(log)
-    saved = files.read_json(work / "state" / "state.json")
-    if saved["epoch"] + 1 < spec["epochs"] or saved["local_step"]:
+    if not log.validated(spec["epochs"] - 1):
         logger.info("interrupted; the last checkpoint is kept, and the same command goes on from there")
         raise SystemExit(143)
     return log.path

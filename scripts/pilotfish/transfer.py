@@ -48,7 +48,7 @@ class SampleDataset(BaseDataset):
         self.samples = samples.load(arrow).with_format("torch")
         self.transfer = transfer
         super().__init__(max_len, dtype)
-        for number, length in enumerate(self.approx_lengths):
+        for number, length in zip(self.samples.with_format(None)["row"], self.approx_lengths, strict=True):
             if length > max_len:
                 raise UserError(
                     f"{arrow}, row {number}: {length} tokens exceed pack_length = {max_len}; raise the "
