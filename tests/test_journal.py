@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers import flip_bit, random_ids, random_states, response
-from pilotfish import files, shards
+from pilotfish import files, generation, shards
 from pilotfish.journal import Journal
 
 LAYERS = [1, 3]

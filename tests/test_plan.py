@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from snakemake.api import SnakemakeApi
+from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import (
     ConfigSettings,
     DAGSettings,
@@ -247,6 +248,14 @@ def test_a_second_drafter_trains_beside_the_first_and_touches_no_data(workspace:
     assert {job.rule.name for job in jobs} == TRAINING
     names = {job.wildcards_dict.get("drafter") or job.wildcards_dict.get("server") for job in jobs}
     assert names - {None} == {"longer"}
+
+
+def test_a_prompt_file_that_is_not_there_stops_the_plan(workspace: Workspace):
+    config = changed(prompts__path="config/prompts/mine.jsonl")
+    with pytest.raises(
+        WorkflowError, match=r"prompts\.path: no file 'config/prompts/mine\.jsonl' in .*; check the path"
+    ):
+        workspace.reruns(config)
 
 
 def test_the_gpu_profile_plans_on_a_machine_without_one(workspace: Workspace):

@@ -39,8 +39,9 @@ def spec_of(arguments: argparse.Namespace) -> dict:
 
 def run(main: Callable[[], None]) -> None:
     """Run a script's main: log lines to stderr, a UserError as one message, SIGTERM as a clean exit."""
-    # No hub is asked for anything unless the target itself is a hub id.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # Log lines tell the progress; bars would fill the log files.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     name = Path(sys.argv[0]).stem
     logging.basicConfig(format=f"[{name}] %(message)s", level=logging.INFO, stream=sys.stderr)

@@ -51,9 +51,6 @@ def _gguf_file(package: str) -> Path:
 def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
 
     logger.info("dequantising %s to bf16 safetensors", gguf.name)
     model = AutoModelForCausalLM.from_pretrained(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import loguru
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
@@ -28,7 +27,6 @@ from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
 loguru.logger.disable("speculators")
-transformers.utils.logging.disable_progress_bar()
 
 DTYPE = torch.bfloat16  # of hidden states, of autocast and of the drafter as served
 CHECKPOINTS_PER_EPOCH = 4
