@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def copy_workflow(root: Path) -> Path:
     """Copy what a run needs into `root`, so that a test may change it and leaves nothing behind."""
-    for name in ("rules", "scripts", "config", "profiles"):
+    for name in ("rules", "scripts", "config", "envs", "profiles"):
         shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "Snakefile", root)
     return root
@@ -22,8 +22,8 @@ def copy_workflow(root: Path) -> Path:
 
 def snakemake(root: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Run Snakemake as a user does, on the tiny configuration; output is captured as text."""
-    line = [sys.executable, "-m", "snakemake", "--profile", "profiles/cpu", "--configfile", "config/tiny.yaml"]
-    return subprocess.run([*line, *arguments], cwd=root, capture_output=True, text=True)
+    line = [sys.executable, "-m", "snakemake", *arguments, "--profile", "profiles/cpu"]
+    return subprocess.run([*line, "--configfile", "config/tiny.yaml"], cwd=root, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ from snakemake.settings.types import (
     ResourceSettings,
 )
 
+from conftest import REPOSITORY, copy_workflow
 from pilotfish import digest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIG = yaml.safe_load((REPOSITORY / "config" / "default.yaml").read_text(encoding="utf-8"))
 RESULTS = "results/default"
 
@@ -44,10 +44,7 @@ class Workspace:
     """A copy of the workflow in which every output exists and Snakemake believes that it made it."""
 
     def __init__(self, root: Path):
-        self.root = root
-        for name in ("rules", "scripts", "config"):
-            shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(REPOSITORY / "Snakefile", root)
+        self.root = copy_workflow(root)
 
     def finish(self) -> None:
         """Write a stand-in for every output, then have Snakemake record each job as done."""
@@ -259,7 +256,6 @@ def test_a_prompt_file_that_is_not_there_stops_the_plan(workspace: Workspace):
 
 
 def test_the_gpu_profile_plans_on_a_machine_without_one(workspace: Workspace):
-    shutil.copytree(REPOSITORY / "profiles", workspace.root / "profiles")
     planned = subprocess.run(
         [sys.executable, "-m", "snakemake", "-n", "--forceall", "--profile", "profiles/gpu"],
         cwd=workspace.root, capture_output=True, text=True,
