@@ -17,7 +17,9 @@ from pilotfish.errors import UserError
 try:
     S = settings.load(config)
     if not Path(S.prompts.path).is_file():
-        raise UserError(f"prompts.path: no file {S.prompts.path!r} in {Path.cwd()}; check the path")
+        raise UserError(
+            f"prompts.path: no file {S.prompts.path!r} in {Path.cwd()}; check the path"
+        )
 except UserError as error:
     raise WorkflowError(str(error)) from None
 

@@ -23,20 +23,20 @@ STAGES = (
 )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table; columns after the first are right-aligned, and padded to read well as plain text."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
+    """A Markdown table, padded to read well as plain text; columns after the first `left` are right-aligned."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
     lines = [
         "| "
         + " | ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
+            cell.ljust(width) if column < left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         + " |"
         for row in cells
     ]
-    rule = [("-" * width) if column == 0 else ("-" * (width - 1) + ":") for column, width in enumerate(widths)]
+    rule = [("-" * width) if column < left else ("-" * (width - 1) + ":") for column, width in enumerate(widths)]
     return [lines[0], "| " + " | ".join(rule) + " |", *lines[1:]]
 
 
@@ -161,7 +161,7 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
     rows.append(["capture layers, h(k)", " ".join(map(str, states["capture_layers"]))])
     for name, drafter in drafters.items():
         rows += [[f"{name}: {key}", value] for key, value in _drafter_summary(drafter)]
-    return table(["", "value"], rows)
+    return table(["", "value"], rows, left=2)
 
 
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
