@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk requests to an engine inside a job, with a journal, so that finished rows are never done again."""
+"""Bulk requests to an engine inside a job: sampling spelled out, retries, progress counted in finished rows."""
 
 import asyncio
 import logging
