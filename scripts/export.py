@@ -15,15 +15,15 @@ def main() -> None:
     cli.path_argument(made, "--drafter", "the drafter's manifest; its checkpoint lies beside it")
     cli.path_argument(made, "--output", "folder to write")
     arguments = made.parse_args()
-    source = manifest.read(arguments.target, "target")["statistics"]["source"]
+    facts = manifest.read(arguments.target, "target")["statistics"]
     manifest.read(arguments.drafter, "drafter")
     checkpoint = arguments.drafter.parent / "checkpoint"
     config = files.read_json(checkpoint / "config.json")
     for key in CODE_KEYS:
         config.pop(key, None)
     local = (arguments.target.parent / "model").as_posix()
-    is_hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~")) and ":" not in source
-    config["speculators_config"]["verifier"]["name_or_path"] = source if is_hub_id else local
+    # Only a hub id has a revision; every other source is known by its files in the run's folder.
+    config["speculators_config"]["verifier"]["name_or_path"] = facts["source"] if facts["revision"] else local
     files.write_json(arguments.output / "config.json", config)
     files.link(checkpoint / "model.safetensors", arguments.output / "model.safetensors")
     # Reading it back checks that no tensor is missing or unknown, and no value defaults differently.

@@ -18,10 +18,8 @@ def main() -> None:
     facts = manifest.read(arguments.target, "target")["statistics"]
     manifest.read(arguments.drafter, "drafter")
     manifest.read(arguments.samples.parent / "manifest.json", "samples")
-    states = manifest.read(arguments.states, "hidden_states")
     wanted = layers.conditioning_layers(spec["capture_layers"], facts)
-    indexes = [arguments.states.parent / name for name in states["files"] if name.endswith("index.json")]
-    reader = shards.ShardReader(indexes, wanted)
+    reader = shards.ShardReader(shards.verified_indexes(arguments.states), wanted)
     drafter = replay.Eagle3Drafter(arguments.drafter.parent / "checkpoint")
     rounds = _rounds(drafter, reader, arguments.samples, spec["speculative_tokens"])
     summary = replay.summarise([rounds[row] for row in sorted(rounds)], spec["speculative_tokens"])

@@ -54,10 +54,12 @@ def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journa
     options = json.loads(arguments.engine)
     model = arguments.target.parent / "model"
     line = engine.arguments(
-        options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True
+        options,
+        model=model,
+        trust_remote_code=spec["trust_remote_code"],
+        capture=True,
+        reasoning_parser=spec["reasoning_parser"],
     ) + engine.capture_arguments(journal.layers, journal.incoming)
-    if spec["reasoning_parser"]:
-        line += ["--reasoning-parser", spec["reasoning_parser"]]
     with engine.Engine(line, options, arguments.engine_log) as server:
         asyncio.run(_bulk(server, options, spec, rows, missing, journal))
 

@@ -18,11 +18,15 @@ def main() -> None:
     prompts = files.read_jsonl(arguments.prompts)[: spec["prompts"]]
     options = json.loads(arguments.engine)
     model = arguments.target.parent / "model"
-    line = engine.arguments(options, model=model, trust_remote_code=spec["trust_remote_code"], capture=False)
+    line = engine.arguments(
+        options,
+        model=model,
+        trust_remote_code=spec["trust_remote_code"],
+        capture=False,
+        reasoning_parser=spec["reasoning_parser"],
+    )
     if arguments.drafter:
         line += engine.drafter_arguments(arguments.drafter, spec["speculative_tokens"])
-    if spec["reasoning_parser"]:
-        line += ["--reasoning-parser", spec["reasoning_parser"]]
     with gpus.lease(arguments.gpus), engine.Engine(line, options, arguments.engine_log) as server:
         measured = evaluation.measure_all(
             server, prompts, spec["sampling"], spec["concurrency"], options["stall_timeout"]

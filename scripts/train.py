@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from pilotfish import cli, files, gpus, layers, manifest, work
+from pilotfish import cli, files, gpus, layers, manifest, shards, work
 
 
 def main() -> None:
@@ -62,9 +62,8 @@ def _dataset(samples: Path, states: Path, wanted: list[int], pack_length: int):
     from pilotfish import training, transfer
 
     manifest.read(samples.parent / "manifest.json", "samples")
-    content = manifest.read(states, "hidden_states")
-    indexes = [states.parent / name for name in content["files"] if name.endswith("index.json")]
-    return transfer.SampleDataset(samples, transfer.ShardTransfer(indexes, wanted), pack_length, training.DTYPE)
+    transferred = transfer.ShardTransfer(shards.verified_indexes(states), wanted)
+    return transfer.SampleDataset(samples, transferred, pack_length, training.DTYPE)
 
 
 if __name__ == "__main__":

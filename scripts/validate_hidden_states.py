@@ -19,14 +19,16 @@ def main() -> None:
     arguments = made.parse_args()
     facts = manifest.read(arguments.target, "target")["statistics"]
     wanted = layers.layers_to_capture(cli.spec_of(arguments)["capture_layers"], facts)
-    paths = list(arguments.indexes)
+    checksums = {}
     for index in arguments.indexes:
-        paths += [_shard(index, entry) for entry in files.read_json(index)["shards"]]
+        for entry in files.read_json(index)["shards"]:
+            checksums[_shard(index, entry)] = entry["sha256"]
     statistics = _check_rows(arguments, shards.ShardReader(arguments.indexes, wanted), facts["hidden_size"])
     manifest.write(
         arguments.manifest,
         schema="hidden_states",
-        paths=paths,
+        paths=[*arguments.indexes, *checksums],
+        checksums=checksums,
         spec=arguments.spec,
         code=arguments.code,
         statistics={"capture_layers": wanted, **statistics},

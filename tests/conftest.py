@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures that several modules share: a copy of the workflow, the tiny target, one finished run of it."""
 
-import os
+import copy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+CONFIG = yaml.safe_load((REPOSITORY / "config" / "default.yaml").read_text(encoding="utf-8"))
+ABSENT = object()
+
+
+def changed(**changes) -> dict:
+    """The default configuration with `section__key=value` changes; ABSENT removes the key."""
+    config = copy.deepcopy(CONFIG)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        place = config
+        for section in sections:
+            place = place[section]
+        if value is ABSENT:
+            del place[key]
+        else:
+            place[key] = value
+    return config
 
 
 def copy_workflow(root: Path) -> Path:
@@ -57,4 +75,4 @@ def tiny_run(tiny_workflow: Path) -> tuple[Path, str]:
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks a hub for anything."""
-    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")

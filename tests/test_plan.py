@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ from snakemake.settings.types import (
     ResourceSettings,
 )
 
-from conftest import REPOSITORY, copy_workflow
+from conftest import CONFIG, changed, copy_workflow
 from pilotfish import digest
 
-CONFIG = yaml.safe_load((REPOSITORY / "config" / "default.yaml").read_text(encoding="utf-8"))
 RESULTS = "results/default"
 
 EVALUATION = {"serve", "validate_evaluation", "report", "all"}
@@ -44,7 +42,7 @@ class Workspace:
     """A copy of the workflow in which every output exists and Snakemake believes that it made it."""
 
     def __init__(self, root: Path):
-        self.root = copy_workflow(root)
+        self.root = root
 
     def finish(self) -> None:
         """Write a stand-in for every output, then have Snakemake record each job as done."""
@@ -97,31 +95,17 @@ class Workspace:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = Workspace(tmp_path_factory.mktemp("finished") / "work")
+    workspace = Workspace(copy_workflow(tmp_path_factory.mktemp("finished") / "work"))
     workspace.finish()
     return workspace.root
 
 
 @pytest.fixture
-def workspace(finished: Path, tmp_path: Path) -> Iterator[Workspace]:
+def workspace(finished: Path, tmp_path: Path) -> Workspace:
     """A private copy of the finished run, times included."""
     root = tmp_path / "work"
     shutil.copytree(finished, root, copy_function=shutil.copy2)
-    made = Workspace.__new__(Workspace)
-    made.root = root
-    yield made
-
-
-def changed(**changes) -> dict:
-    """The default configuration with `section__key=value` changes."""
-    config = copy.deepcopy(CONFIG)
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        place = config
-        for section in sections:
-            place = place[section]
-        place[key] = value
-    return config
+    return Workspace(root)
 
 
 def test_a_finished_run_has_nothing_to_do(workspace: Workspace):

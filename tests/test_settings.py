@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A configuration is taken whole or refused with the key at fault and what to write instead."""
 
-import copy
 import datetime
 import json
 import math
@@ -11,26 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conftest import ABSENT, CONFIG, changed
 from pilotfish import settings
 from pilotfish.errors import UserError
-
-CONFIG = yaml.safe_load(Path(__file__).parents[1].joinpath("config/default.yaml").read_text(encoding="utf-8"))
-ABSENT = object()
-
-
-def changed(**changes) -> dict:
-    """The default configuration with `section__key=value` changes; ABSENT removes the key."""
-    config = copy.deepcopy(CONFIG)
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        place = config
-        for section in sections:
-            place = place[section]
-        if value is ABSENT:
-            del place[key]
-        else:
-            place[key] = value
-    return config
 
 
 def complaint(**changes) -> str:

@@ -59,7 +59,9 @@ def free_port(wanted: int | None) -> int:
         return probe.getsockname()[1]
 
 
-def arguments(options: dict, *, model: Path, trust_remote_code: bool, capture: bool) -> list[str]:
+def arguments(
+    options: dict, *, model: Path, trust_remote_code: bool, capture: bool, reasoning_parser: str | None = None
+) -> list[str]:
     """vLLM's command line for `engine` settings; capture needs prefix caching and chunked prefill off."""
     # The user's own come first: of two that contradict each other vLLM takes the last.
     line = [*options["extra_args"], "--model", str(model), "--served-model-name", SERVED_NAME]
@@ -72,6 +74,8 @@ def arguments(options: dict, *, model: Path, trust_remote_code: bool, capture: b
         line += ["--enforce-eager"]
     if trust_remote_code:
         line += ["--trust-remote-code"]
+    if reasoning_parser:
+        line += ["--reasoning-parser", reasoning_parser]
     if capture:
         # A cached prefix is not recomputed, so fewer states than tokens would come back.
         line += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill"]

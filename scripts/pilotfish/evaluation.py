@@ -137,8 +137,8 @@ def parity(answers: Sequence[dict], stored: dict[int, list[int]], replayed: dict
     served, ours = [], []
     for answer in (answer for answer in answers if answer["row"] in stored):
         shared = common_prefix(answer["token_ids"], stored[answer["row"]])
-        served.append(_before(_starts(answer["per_step_accepted"]), shared))
-        ours.append(_before([replay.Round(*each) for each in replayed[answer["row"]]], shared))
+        served.append(replay.within(replay.rounds_of(answer["per_step_accepted"]), shared))
+        ours.append(replay.within([replay.Round(*each) for each in replayed[answer["row"]]], shared))
     equal, total = replay.compare_rounds(ours, served)
     count = sum(len(answer["per_step_accepted"]) for answer in answers)
     result = {"rounds_compared": total, "rounds_equal": equal, "rounds_served": count, "tau_difference": None}
@@ -146,18 +146,6 @@ def parity(answers: Sequence[dict], stored: dict[int, list[int]], replayed: dict
         taus = [replay.summarise(rounds, k)["tau_micro_incl_bonus"] for rounds in (served, ours)]
         result |= {"tau_served": taus[0], "tau_replay": taus[1], "tau_difference": taus[0] - taus[1]}
     return result
-
-
-def _starts(per_step_accepted: Sequence[int]) -> list[replay.Round]:
-    rounds, start = [], 0
-    for accepted in per_step_accepted:
-        rounds.append(replay.Round(start, accepted))
-        start += accepted + 1
-    return rounds
-
-
-def _before(rounds: Sequence[replay.Round], shared: int) -> list[replay.Round]:
-    return [each for each in rounds if each.start + each.accepted + 1 < shared]
 
 
 def counter_faults(measured: dict, where: str) -> list[str]:

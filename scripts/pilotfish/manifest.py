@@ -32,15 +32,17 @@ def write(
     code: str,
     statistics: dict,
     rows: dict[Path, int] | None = None,
+    checksums: dict[Path, str] | None = None,
 ) -> None:
     """Write a gate's manifest: files with sha256, size in bytes and rows, then spec, code and statistics.
 
     File names are relative to the manifest's folder. There are no times, host names or absolute paths,
-    so identical data give identical bytes and nothing downstream runs again.
+    so identical data give identical bytes and nothing downstream runs again. `checksums` are those that
+    the gate has computed already.
     """
     entries = {}
     for file in sorted(paths):
-        entry: dict = {"sha256": files.sha256_file(file), "size": file.stat().st_size}
+        entry: dict = {"sha256": (checksums or {}).get(file) or files.sha256_file(file), "size": file.stat().st_size}
         if rows and file in rows:
             entry["rows"] = rows[file]
         entries[file.relative_to(path.parent).as_posix()] = entry

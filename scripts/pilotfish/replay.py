@@ -211,6 +211,20 @@ def acceptance_table(drafter: Eagle3Drafter, rows: Sequence[ReplayRow], k: int) 
     return [table for batch in batches for table in _accept_batch(drafter, batch, k)]
 
 
+def rounds_of(per_step_accepted: Sequence[int]) -> list[Round]:
+    """All rounds of a response: each starts at the bonus token of the one before it."""
+    rounds, start = [], 0
+    for accepted in per_step_accepted:
+        rounds.append(Round(start, accepted))
+        start += accepted + 1
+    return rounds
+
+
+def within(rounds: Sequence[Round], n_tokens: int) -> list[Round]:
+    """The rounds whose bonus token is among a response's first `n_tokens`."""
+    return [each for each in rounds if each.start + each.accepted + 1 < n_tokens]
+
+
 def count_rounds(per_step_accepted: Sequence[int], n_stored: int) -> list[Round]:
     """The rounds that count, of all rounds of a response in order: a replay's, or vLLM's `per_step_accepted`.
 
@@ -222,13 +236,10 @@ def count_rounds(per_step_accepted: Sequence[int], n_stored: int) -> list[Round]
     vLLM lists no step without a draft (after a preemption, near the context limit): the starts after one are
     too small, and `compare_rounds` takes those rounds for different.
     """
-    rounds, start = [], 0
-    for accepted in per_step_accepted:
-        if start + 1 >= n_stored:
-            raise ValueError(f"rounds go on after all {n_stored} tokens: they are of another response")
-        rounds.append(Round(start, accepted))
-        start += accepted + 1
-    return [each for each in rounds if each.start + each.accepted + 1 < n_stored]
+    rounds = rounds_of(per_step_accepted)
+    if any(each.start + 1 >= n_stored for each in rounds):
+        raise ValueError(f"rounds go on after all {n_stored} tokens: they are of another response")
+    return within(rounds, n_stored)
 
 
 def walk(accepted: Sequence[int] | Tensor, n_stored: int) -> list[Round]:

@@ -67,9 +67,11 @@ class Drafter:
         """Loss and accuracy by training-time test step, at the end of training and held out."""
         steps = [row for row in self.log if row["kind"] == "train"]
         tail = steps[-max(1, len(steps) // 10) :]
-        rows = [_training_row(f"held out, epoch {row['epoch'] + 1}", [row]) for row in self._heldout()]
+        rows = [
+            _training_row(f"held out, epoch {row['epoch'] + 1}", [row]) for row in self.log if row["kind"] == "heldout"
+        ]
         rows += [_training_row("training, last tenth", tail)]
-        ttt = sum(key.startswith("full_acc_") for key in steps[0])
+        ttt = _ttt_steps(steps[0])
         header = ["", *(f"loss {i + 1}" for i in range(ttt)), *(f"accuracy {i + 1}" for i in range(ttt))]
         note = (
             f"{len(steps)} steps. Accuracy at step i: share of positions where this and all earlier drafted "
@@ -77,9 +79,6 @@ class Drafter:
             "replay and serving are not."
         )
         return [*table(header, rows), "", note]
-
-    def _heldout(self) -> list[dict]:
-        return [row for row in self.log if row["kind"] == "heldout"]
 
     def serving(self) -> list[str]:
         """One row a concurrency: speed, tau, joint rates, identity of greedy outputs, parity with replay."""
@@ -103,20 +102,20 @@ class Drafter:
             "",
         ]
         for level, x in self.levels.items():
-            lines += [f"- Concurrency {level}: {_identity(x, level)} {_parity(x['parity'])}"]
+            lines += [f"- Concurrency {level}: {_identity(x)} {_parity(x['parity'])}"]
         lines += ["", "tau is 1 + accepted / rounds (`tau_micro_incl_bonus`), greedy."]
         return lines
 
 
-def _identity(level: dict, name: str) -> str:
-    lines = (
+def _identity(level: dict) -> str:
+    text = (
         f"{level['identical_to_baseline']} of {level['prompts']} greedy outputs identical to the baseline's at "
         "the same concurrency"
     )
     floor = level["baseline_identical_to_its_first_level"]
     if floor < level["prompts"]:
-        lines += f" (the baseline agrees with its own first level in {floor})"
-    return lines + "."
+        text += f" (the baseline agrees with its own first level in {floor})"
+    return text + "."
 
 
 def _parity(parity: dict) -> str:
@@ -132,8 +131,13 @@ def _training_row(name: str, rows: list[dict]) -> list[str]:
     def mean(key: str) -> str:
         return f"{sum(row[key] for row in rows) / len(rows):.3f}"
 
-    ttt = sum(key.startswith("full_acc_") for key in rows[0])
+    ttt = _ttt_steps(rows[0])
     return [name, *(mean(f"loss_{i}") for i in range(ttt)), *(mean(f"full_acc_{i}") for i in range(ttt))]
+
+
+def _ttt_steps(row: dict) -> int:
+    """Training-time test steps that a row of the training log tells of."""
+    return sum(key.startswith("full_acc_") for key in row)
 
 
 def _statistics(path: Path) -> dict:
@@ -167,7 +171,7 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
     vocabulary = drafter.vocabulary
     last = drafter.training_facts["heldout"][-1]
-    accuracy = [last[f"full_acc_{step}"] for step in range(sum(key.startswith("full_acc_") for key in last))]
+    accuracy = [last[f"full_acc_{step}"] for step in range(_ttt_steps(last))]
     rows = [
         (
             "draft vocabulary",
@@ -199,14 +203,10 @@ def cost(results: Path, benchmarks: Path) -> list[str]:
         size = _disk(results / folder, seen) if folder else 0
         total_seconds, total_bytes = total_seconds + seconds, total_bytes + size
         rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}"])
-    gates = sum(_benchmark(benchmarks, path.stem.split(".")[0])[0] for path in _gates(benchmarks))
+    gates = sum(_benchmark(benchmarks, path.stem)[0] for path in benchmarks.glob("validate_*"))
     rows.append(["gates", f"{gates:.0f}", "", ""])
     rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}"])
     return table(["stage", "wall time, s", "peak memory, MiB", "disk, MB"], rows)
-
-
-def _gates(benchmarks: Path) -> list[Path]:
-    return sorted(benchmarks.glob("validate_*"))
 
 
 def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pilotfish import files
+from pilotfish import files, manifest
 from pilotfish.errors import UserError
 
 ROWS_PER_SHARD = 64
@@ -71,6 +71,11 @@ def read_row_file(path: Path) -> RowStates:
             return RowStates(held.get_tensor("token_ids"), held.get_tensor("hidden_states"))
         except Exception as error:
             raise UserError(f"{path}: not the states of a request ({error})") from None
+
+
+def verified_indexes(path: Path) -> list[Path]:
+    """index.json of each part that a manifest of hidden states vouches for."""
+    return [path.parent / name for name in manifest.read(path, "hidden_states")["files"] if name.endswith(INDEX)]
 
 
 class ShardReader:

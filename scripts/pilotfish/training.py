@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import time
-from functools import partial
 from pathlib import Path
 
 import loguru
@@ -220,6 +219,27 @@ class StepLog(logging.Handler):
             )  # fmt: skip
 
 
+def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
+    train_kwargs, val_kwargs = Eagle3DraftModel.get_trainer_kwargs(
+        loss_fn=spec["loss"],
+        ttt_steps=spec["ttt_steps"],
+        ttt_step_loss_decay=spec["ttt_step_loss_decay"],
+        loss_implementation="fused" if device().type == "cuda" else "eager",
+    )
+    return TrainerConfig(
+        lr=spec["learning_rate"],
+        num_epochs=spec["epochs"],
+        save_path=str(work / "speculators"),
+        train_call_kwargs=train_kwargs,
+        val_call_kwargs=val_kwargs,
+        weight_decay=spec["weight_decay"],
+        scheduler_type="cosine",
+        scheduler_warmup_ratio=spec["warmup_ratio"],
+        checkpoint_freq=1 / CHECKPOINTS_PER_EPOCH,
+        hidden_states_dtype=DTYPE,
+    )
+
+
 def train(
     model: Eagle3DraftModel,
     spec: dict,
@@ -237,27 +257,13 @@ def train(
     # StepLog reports instead of a progress bar.
     speculators_trainer.tqdm = lambda batches, **_: batches
     train_loader = loader(train_set, spec["pack_length"], spec["seed"])
-    call = partial(Eagle3DraftModel.get_trainer_kwargs, loss_fn=spec["loss"])
-    train_kwargs, val_kwargs = call(
-        ttt_steps=spec["ttt_steps"],
-        ttt_step_loss_decay=spec["ttt_step_loss_decay"],
-        loss_implementation="fused" if device().type == "cuda" else "eager",
-    )
-    config = TrainerConfig(
-        lr=spec["learning_rate"],
-        num_epochs=spec["epochs"],
-        save_path=str(work / "speculators"),
-        train_call_kwargs=train_kwargs,
-        val_call_kwargs=val_kwargs,
-        weight_decay=spec["weight_decay"],
-        scheduler_type="cosine",
-        scheduler_warmup_ratio=spec["warmup_ratio"],
-        checkpoint_freq=1 / CHECKPOINTS_PER_EPOCH,
-        hidden_states_dtype=DTYPE,
-    )
     total = spec["epochs"] * len(train_loader)  # about: epochs pack differently
     trainer = ResumableTrainer(
-        model, config, train_loader, loader(heldout_set, spec["pack_length"], 0), state=work / "state"
+        model,
+        _trainer_config(spec, work),
+        train_loader,
+        loader(heldout_set, spec["pack_length"], 0),
+        state=work / "state",
     )
     log = StepLog(work / "training_log.jsonl", total)
     log.keep_until(trainer.global_step)
