@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small rows, shards, samples and server scripts that several test files build on."""
+"""Small rows, shards, samples, server scripts and in-process plans that several test files build on."""
 
 import json
+import os
+import re
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, Quietness, ResourceSettings
 
 from pilotfish import samples, shards
 from pilotfish.shards import RowStates
@@ -79,3 +85,52 @@ def executable(path: Path, code: str) -> str:
     path.write_text(f"#!{sys.executable} -S\n{code}", encoding="utf-8")
     path.chmod(0o755)
     return str(path)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job as Snakemake would run it: its rule, wildcards, output files, and command line without the log."""
+
+    rule: str
+    wildcards: dict[str, str]
+    output: tuple[str, ...]
+    line: list[str]
+
+
+_plans: dict[str, list[PlannedJob]] = {}
+
+
+def plan(root: Path, config: str = "config/tiny.yaml") -> list[PlannedJob]:
+    """Every job of the workflow in `root`, planned in this process; one configuration is planned once."""
+    text = (root / config).read_text(encoding="utf-8")
+    if text not in _plans:
+        _plans[text] = [
+            PlannedJob(job.rule.name, dict(job.wildcards_dict or {}), tuple(job.output), command_line(job.shellcmd))
+            for job in execute(root, root / config, "dryrun", forceall=True).jobs
+            if job.rule.name != "all"
+        ]
+    return _plans[text]
+
+
+def execute(root: Path, config: Path, executor: str, forceall: bool):
+    """Plan (`dryrun`) or `touch` the workflow in `root` in this process; returns Snakemake's graph of jobs."""
+    before = Path.cwd()
+    try:
+        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+            workflow = api.workflow(
+                ResourceSettings(cores=2),
+                config_settings=ConfigSettings(configfiles=[config]),
+                snakefile=root / "Snakefile",
+                workdir=root,
+            )
+            workflow.dag(DAGSettings(forceall=forceall)).execute_workflow(executor=executor)
+            return workflow._workflow.dag
+    finally:
+        os.chdir(before)
+
+
+def command_line(shell: str) -> list[str]:
+    """The words of a rule's shell line, without its log; `$(dirname x)` becomes the folder."""
+    line = shell.partition(" 2>&1 | tee ")[0]
+    line = re.sub(r"\$\(dirname ([^)]+)\)", lambda found: str(Path(found[1]).parent), line)
+    return shlex.split(line)

@@ -10,17 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from snakemake.api import SnakemakeApi
 from snakemake.exceptions import WorkflowError
-from snakemake.settings.types import (
-    ConfigSettings,
-    DAGSettings,
-    OutputSettings,
-    Quietness,
-    ResourceSettings,
-)
 
 from conftest import CONFIG, changed, copy_workflow
+from helpers import execute
 from pilotfish import digest
 
 RESULTS = "results/default"
@@ -71,19 +64,7 @@ class Workspace:
         digest._file_digest.cache_clear()
         file = self.root / "my.yaml"
         file.write_text(yaml.safe_dump(config), encoding="utf-8")
-        before = Path.cwd()
-        try:
-            with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
-                workflow = api.workflow(
-                    ResourceSettings(cores=2),
-                    config_settings=ConfigSettings(configfiles=[file]),
-                    snakefile=self.root / "Snakefile",
-                    workdir=self.root,
-                )
-                workflow.dag(DAGSettings(forceall=forceall)).execute_workflow(executor=executor)
-                return workflow._workflow.dag
-        finally:
-            os.chdir(before)
+        return execute(self.root, file, executor, forceall)
 
     def edit(self, path: str, old: str, new: str) -> None:
         """Replace a text in a file; the text must be there."""
