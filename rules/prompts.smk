@@ -15,7 +15,12 @@ rule collect_prompts:
     conda:
         CONDA
     params:
-        spec=spec(train=S.prompts.train, heldout=S.prompts.heldout, seed=S.seed),
+        spec=spec(
+            train=S.prompts.train,
+            heldout=S.prompts.heldout,
+            seed=S.seed,
+            max_model_len=S.engine.max_model_len,
+        ),
         code=code("collect_prompts"),
     shell:
         "python {SCRIPTS}/collect_prompts.py --spec {params.spec:q} --code {params.code} --source {input:q}"
@@ -23,7 +28,7 @@ rule collect_prompts:
 
 
 rule validate_prompts:
-    """Gate: schema, unique ids, no conversation on both sides."""
+    """Gate: shape, ids, repeats and near duplicates; no evaluation prompt among those to train on."""
     input:
         train=f"{RESULTS}/prompts/train.jsonl",
         heldout=f"{RESULTS}/prompts/heldout.jsonl",
@@ -40,4 +45,5 @@ rule validate_prompts:
         code=code("validate_prompts"),
     shell:
         "python {SCRIPTS}/validate_prompts.py --spec {params.spec:q} --code {params.code}"
-        " --splits {input.train} {input.heldout} --manifest {output} 2>&1 | tee {log}"
+        " --train {input.train} --evaluation {input.heldout}"
+        " --max-near-duplicates {S.prompts.max_near_duplicates} --manifest {output} 2>&1 | tee {log}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read prompts from a JSONL file and split them by conversation.
 
-python scripts/collect_prompts.py --spec '{"train": 400, "heldout": 48, "seed": 0}' --source P.jsonl \\
-    --train train.jsonl --heldout heldout.jsonl
+python scripts/collect_prompts.py --spec '{"train": 400, "heldout": 48, "seed": 0, "max_model_len": 512}' \\
+    --source P.jsonl --train train.jsonl --heldout heldout.jsonl
 """
 
 import logging
@@ -17,7 +17,7 @@ def main() -> None:
     cli.path_argument(made, "--heldout", "prompts to evaluate on")
     arguments = made.parse_args()
     spec = cli.spec_of(arguments)
-    found = prompts.read(arguments.source)
+    found = prompts.read(arguments.source, spec["max_model_len"])
     splits = prompts.split(found, spec["train"], spec["heldout"], spec["seed"])
     files.write_jsonl(arguments.train, splits["train"])
     files.write_jsonl(arguments.heldout, splits["heldout"])

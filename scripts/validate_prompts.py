@@ -1,43 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate of the prompts: schema, unique ids, and no conversation on both sides of the split.
+"""Gate of the prompts: each is whole and stands once, and none to train on says what an evaluation prompt says.
 
-python scripts/validate_prompts.py --spec '{}' --splits train.jsonl heldout.jsonl --manifest manifest.json
+Checks: columns, ids, roles that alternate and end with the user, no empty turn; no id and no text twice; no
+conversation in training and evaluation; no training prompt that nearly repeats an evaluation prompt (Jaccard index
+of word 3-grams at least 0.8) or quotes one (half of its word 13-grams, or all of one of 8 to 12 words); the share of
+near duplicates among the training prompts (MinHash, `prompts.max_near_duplicates`).
+
+Does not check: paraphrases and translations, which share no runs of words; scripts without spaces between words,
+where only whole clauses are compared; evaluation prompts of fewer than 8 words inside longer ones; near duplicates
+within one conversation or one evaluation set; whether a prompt fits the engine's context, which the engine's refusal
+tells (gate of the responses).
+
+python scripts/validate_prompts.py --help
 """
+
+import argparse
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 
 import pandas as pd
 
-from pilotfish import cli, files, manifest, prompts, tables
-from pilotfish.errors import UserError
+from pilotfish import cli, files, manifest, tables
+from pilotfish.overlap import Comparison
+
+CHUNK = 1000  # rows checked, and held, at a time
 
 
 def main() -> None:
-    made = cli.parser(__doc__)
-    cli.path_argument(made, "--splits", "prompts of each split", many=True)
-    cli.path_argument(made, "--manifest", "manifest to write")
-    arguments = made.parse_args()
-    seen: dict[str, tuple] = {}
-    rows = {}
-    for path in arguments.splits:
-        found = files.read_jsonl(path)
-        tables.check(pd.DataFrame(found), tables.PROMPTS, path)
-        rows[path] = len(found)
-        for number, prompt in enumerate(found):
-            for key in (f"id {prompt['id']!r}", prompts.conversation_key(prompt)):
-                other = seen.setdefault(key, (path, number))
-                if other[0] != path:
-                    raise UserError(
-                        f"{path}, row {number}: shares {key[:60]} with row {other[1]} of {other[0]}; "
-                        "held-out prompts must not be trained on, so delete both files and run again"
-                    )
+    arguments = _arguments()
+    comparison, rows = Comparison(), {}
+    for path in arguments.evaluation:
+        for row, prompt in enumerate(_checked(path)):
+            comparison.add_evaluation(path, row, prompt)
+            rows[path] = row + 1
+    for row, prompt in enumerate(_checked(arguments.train)):
+        comparison.add_training(arguments.train, row, prompt)
+        rows[arguments.train] = row + 1
+    comparison.refuse(arguments.train, arguments.max_near_duplicates)
+    statistics = comparison.statistics()
     manifest.write(
         arguments.manifest,
         schema="prompts",
-        paths=arguments.splits,
+        paths=[arguments.train, *arguments.evaluation],
         rows=rows,
         spec=arguments.spec,
         code=arguments.code,
-        statistics={path.stem: count for path, count in rows.items()},
+        statistics={**{path.stem: count for path, count in rows.items()}, **statistics},
     )
+    logging.info("%s prompts: %s", sum(rows.values()), statistics)
+
+
+def _arguments() -> argparse.Namespace:
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--train", "prompts to train on")
+    cli.path_argument(made, "--evaluation", "prompts of each evaluation set", many=True)
+    made.add_argument(
+        "--max-near-duplicates", type=float, required=True, help="share of training prompts that may be near duplicates"
+    )
+    cli.path_argument(made, "--manifest", "manifest to write")
+    return made.parse_args()
+
+
+def _checked(path: Path) -> Iterator[dict]:
+    """The rows of a file, checked against the schema."""
+    found, start = files.iterate_jsonl(path), 0
+    while chunk := list(islice(found, CHUNK)):
+        tables.check(pd.DataFrame(chunk, index=range(start, start + len(chunk))), tables.PROMPTS, path)
+        start += len(chunk)
+        yield from chunk
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Files appear whole or not at all, and broken ones are named with their line."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_an_empty_file_has_no_rows(tmp_path: Path):
         (b'{"a": 1}\n[1, 2]\n', 2, "a JSON list, not an object"),
         (b'"text"\n', 1, "a JSON str, not an object"),
         (b'{"a": 1}\n\n{"a": 2}\n', 2, "not valid JSON"),
-        (b'\xef\xbb\xbf{"a": 1}\n', 1, "not valid JSON"),
+        (b'\xef\xbb\xbf{"a": 1}\n', 1, "starts with a byte order mark; re-save the file as UTF-8 without one"),
     ],
     ids=["invalid UTF-8", "truncated last line", "list", "string", "blank line", "byte order mark"],
 )
@@ -105,6 +106,41 @@ def test_a_broken_line_is_an_error_with_file_and_line(tmp_path: Path, text: byte
     with pytest.raises(UserError) as error:
         files.read_jsonl(path)
     assert str(error.value).startswith(f"{path}, line {line}: {reason}")
+
+
+def test_rows_are_read_one_by_one_up_to_a_broken_line(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\nnonsense\n')
+    rows = files.iterate_jsonl(path)
+    assert [next(rows), next(rows)] == [{"a": 1}, {"a": 2}]
+    with pytest.raises(UserError, match="line 3: not valid JSON"):
+        next(rows)
+
+
+@pytest.mark.parametrize(
+    ("end", "cure"),
+    [
+        (b"", "the file ends inside it, so copy the whole file again, or mend or remove the line"),
+        (b"\n", "; mend or remove the line"),
+    ],
+    ids=["cut off", "broken"],
+)
+def test_a_line_that_is_cut_off_has_a_cure_of_its_own(tmp_path: Path, end: bytes, cure: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": ' + end)
+    with pytest.raises(UserError, match="line 2: not valid JSON") as error:
+        files.read_jsonl(path)
+    assert cure in str(error.value)
+
+
+@pytest.mark.parametrize("half", ["\ud83d", "\ude00"])
+def test_half_of_a_surrogate_pair_is_an_error_with_its_line_and_both_halves_are_text(tmp_path: Path, half: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"a": "\U0001f600"}) + "\n" + json.dumps({"a": half}) + "\n", encoding="ascii")
+    rows = files.iterate_jsonl(path)
+    assert next(rows) == {"a": "\U0001f600"}
+    with pytest.raises(UserError, match=r"line 2: half of a surrogate pair .*; mend or remove the line"):
+        next(rows)
 
 
 @pytest.mark.parametrize("read", [files.read_json, files.read_jsonl])

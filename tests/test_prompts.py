@@ -10,6 +10,8 @@ import pytest
 from pilotfish import prompts
 from pilotfish.errors import UserError
 
+LONGEST = 100  # tokens
+
 
 def messages(*turns: str) -> list[dict]:
     """Messages out of `role` or `role=content`."""
@@ -63,7 +65,7 @@ def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
         {"id": 7, "messages": messages("user"), "license": "MIT"},
         {"id": "b", "messages": messages("user"), "conversation": 3},
     )
-    assert prompts.read(path) == [
+    assert prompts.read(path, LONGEST) == [
         {"id": "7", "messages": messages("user")},
         {"id": "b", "messages": messages("user"), "conversation": "3"},
     ]
@@ -72,7 +74,7 @@ def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
 def test_a_prompt_of_the_wrong_shape_is_an_error_with_line_and_cure(tmp_path: Path):
     path = write(tmp_path / "p.jsonl", {"id": 1, "messages": messages("user")}, {"id": 2, "prompt": "x"})
     with pytest.raises(UserError) as error:
-        prompts.read(path)
+        prompts.read(path, LONGEST)
     assert str(error.value).startswith(f"{path}, line 2: `messages` is missing")
     assert 'each line needs {"id": ..., "messages":' in str(error.value)
 
@@ -82,25 +84,60 @@ def test_a_repeated_id_names_both_lines(tmp_path: Path, again: object):
     rows = [{"id": identifier, "messages": messages("user")} for identifier in (1, 2, again)]
     path = write(tmp_path / "p.jsonl", *rows)
     with pytest.raises(UserError, match="line 3: id '1' was used on line 1"):
-        prompts.read(path)
+        prompts.read(path, LONGEST)
 
 
 def test_a_file_without_prompts_is_an_error(tmp_path: Path):
     with pytest.raises(UserError, match="no prompts in it; each line needs"):
-        prompts.read(write(tmp_path / "p.jsonl"))
+        prompts.read(write(tmp_path / "p.jsonl"), LONGEST)
 
 
 def test_a_lone_surrogate_which_no_file_can_hold_is_an_error_with_its_line(tmp_path: Path):
     good = {"id": 1, "messages": messages("user")}
     path = write(tmp_path / "p.jsonl", good, {"id": 2, "messages": messages("user=half an emoji \ud83d")})
     with pytest.raises(UserError, match="line 2"):
-        prompts.read(path)
+        prompts.read(path, LONGEST)
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
+def test_lines_may_end_as_on_any_system(tmp_path: Path, more: bytes):
+    rows = [{"id": str(n), "messages": messages(f"user=line {n}\nand another")} for n in range(3)]
+    path = write(tmp_path / "p.jsonl", *rows)
+    path.write_bytes(path.read_bytes().replace(b"\n", more))
+    assert prompts.read(path, LONGEST) == rows
+
+
+@pytest.mark.parametrize(("text", "size"), [("a", 1601), ("é", 1602)])
+def test_a_prompt_far_longer_than_the_context_is_an_error_with_its_line_and_the_cure(
+    tmp_path: Path, text: str, size: int
+):
+    good = {"id": 1, "messages": messages("user=" + "a" * 1600)}
+    content = text * (size // len(text.encode()))
+    path = write(tmp_path / "p.jsonl", good, {"id": 2, "messages": messages(f"user={content}")})
+    with pytest.raises(UserError) as error:
+        prompts.read(path, LONGEST)
+    assert str(error.value) == (
+        f"{path}, line 2: {size:,} bytes of text are too many for engine.max_model_len = 100 tokens; "
+        "shorten or remove the prompt, or raise the setting"
+    )
+
+
+def test_all_turns_count_towards_the_length(tmp_path: Path):
+    turns = messages("user=" + "a" * 800, "assistant=" + "b" * 800, "user=c")
+    with pytest.raises(UserError, match="line 1: 1,601 bytes"):
+        prompts.read(write(tmp_path / "p.jsonl", {"id": 1, "messages": turns}), LONGEST)
+
+
+def test_the_users_text_is_that_of_all_turns_of_the_user():
+    turns = messages("system=rules", "user=one", "assistant=answer", "user=two")
+    assert prompts.user_text({"id": "a", "messages": turns}) == "one\ntwo"
 
 
 def test_a_null_conversation_is_none(tmp_path: Path):
     rows = [{"id": n, "messages": messages(f"user={n}"), "conversation": None} for n in range(2)]
-    first, second = prompts.read(write(tmp_path / "p.jsonl", *rows))
+    first, second = prompts.read(write(tmp_path / "p.jsonl", *rows), LONGEST)
     assert prompts.conversation_key(first) != prompts.conversation_key(second)
+    assert prompts.conversation_key(rows[0]) == prompts.conversation_key(first)
 
 
 def test_without_a_conversation_the_first_user_turn_stands_for_it():

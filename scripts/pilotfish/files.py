@@ -1,31 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing files so that nothing half-written is ever seen under its final name."""
 
+import codecs
+import errno
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pilotfish.errors import UserError
 
 CHUNK = 1 << 22  # bytes read at a time while hashing
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success fsync it and rename it to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Yield a temporary path in the same folder; on success fsync it and rename it to `path`.
+
+    Raises UserError where the disk is full or the folder cannot be written; nothing is seen under `path` then.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        raise unwritable(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def unwritable(path: Path, error: OSError) -> Exception:
+    """A UserError with the cure for faults of the disk or of rights; any other error as it is."""
+    if error.errno in FULL:
+        cure = "free some space"
+    elif error.errno in FORBIDDEN:
+        cure = "give yourself the right to write there, or choose another folder"
+    else:
+        return error
+    return UserError(f"{path}: cannot be written ({error.strerror}); {cure} and run again: what is finished is kept")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -68,39 +89,57 @@ def _encodable(line: bytes) -> bool:
     return True
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    """Read one JSON object a line; a broken line is a UserError with its number (from 1) and the cure."""
+def _row(line: bytes) -> dict:
+    """The JSON object of one line; a ValueError says what is wrong with it and the cure."""
+    if line.startswith(codecs.BOM_UTF8):
+        raise ValueError("starts with a byte order mark; re-save the file as UTF-8 without one (BOM)")
     try:
-        lines = path.read_bytes().split(b"\n")
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 ({error}); re-save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        cut = "" if line.endswith(b"\n") else "the file ends inside it, so copy the whole file again, or "
+        raise ValueError(
+            f"not valid JSON ({error}); {cut}mend or remove the line, each line must be one whole JSON object"
+        ) from None
+    if not isinstance(row, dict):
+        raise ValueError(f"a JSON {type(row).__name__}, not an object in braces; mend or remove the line")
+    if b"\\ud" in line.lower() and not _encodable(line):
+        raise ValueError("half of a surrogate pair (\\ud...), which is no text; mend or remove the line")
+    return row
+
+
+def iterate_jsonl(path: Path) -> Iterator[dict]:
+    """Yield one JSON object a line, holding one at a time; lines end with LF or CRLF.
+
+    A broken line is a UserError with its number (from 1) and the cure, raised when it is reached.
+    """
+    try:
+        with open(path, "rb") as handle:
+            for number, line in enumerate(handle, 1):
+                try:
+                    row = _row(line)
+                except ValueError as error:
+                    raise UserError(f"{path}, line {number}: {error}") from None
+                yield row
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; check the path in the configuration") from None
-    if lines[-1] == b"":
-        lines.pop()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}, line {number}: not UTF-8 ({error}); re-save the file as UTF-8") from None
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{path}, line {number}: not valid JSON ({error}); mend or remove the line, "
-                "each line must be one whole JSON object"
-            ) from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, line {number}: a JSON {type(row).__name__}, not an object in braces")
-        if b"\\ud" in line.lower() and not _encodable(line):
-            raise UserError(f"{path}, line {number}: half of a surrogate pair (\\ud...), which is no text; mend it")
-        rows.append(row)
-    return rows
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """All rows of `iterate_jsonl`, for files that are small or needed whole."""
+    return list(iterate_jsonl(path))
 
 
 def append_jsonl(path: Path, value: dict) -> None:
     """Add one JSON line to a journal and see it to the disk; NaN and infinity are written as such."""
-    with open(path, "ab") as handle:
-        handle.write(json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
-        handle.flush()
-        os.fsync(handle.fileno())
+    try:
+        with open(path, "ab") as handle:
+            handle.write(json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from None
 
 
 def read_appended(path: Path) -> list[dict]:

@@ -8,6 +8,7 @@ from pilotfish import files
 from pilotfish.errors import UserError
 
 ROLES = ("system", "user", "assistant")
+BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
 CURE = '; each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
 
 
@@ -29,19 +30,26 @@ def fault(prompt: dict) -> str | None:
     return None
 
 
-def read(path: Path) -> list[dict]:
+def read(path: Path, max_model_len: int) -> list[dict]:
     """All prompts of a file as `id` (text), `messages` and, where given, `conversation`.
 
-    Raises UserError naming the file and line for the first broken line, bad shape or repeated id.
+    `max_model_len` is in tokens. Raises UserError naming the file and line for the first broken line, bad
+    shape, repeated id, or prompt that is far too long.
     """
     prompts, seen = [], {}
-    for number, row in enumerate(files.read_jsonl(path), 1):
+    for number, row in enumerate(files.iterate_jsonl(path), 1):
         wrong = fault(row)
         if wrong:
             raise UserError(f"{path}, line {number}: {wrong}{CURE}")
         identifier = str(row["id"])
         if identifier in seen:
             raise UserError(f"{path}, line {number}: id {identifier!r} was used on line {seen[identifier]}")
+        size = sum(len(message["content"].encode("utf-8")) for message in row["messages"])
+        if size > BYTES_PER_TOKEN * max_model_len:
+            raise UserError(
+                f"{path}, line {number}: {size:,} bytes of text are too many for engine.max_model_len = "
+                f"{max_model_len} tokens; shorten or remove the prompt, or raise the setting"
+            )
         seen[identifier] = number
         prompt = {"id": identifier, "messages": row["messages"]}
         if row.get("conversation") is not None:
@@ -52,9 +60,14 @@ def read(path: Path) -> list[dict]:
     return prompts
 
 
+def user_text(prompt: dict) -> str:
+    """What the user says in all turns of a prompt, a line between them."""
+    return "\n".join(message["content"] for message in prompt["messages"] if message["role"] == "user")
+
+
 def conversation_key(prompt: dict) -> str:
     """Rows of one conversation share this: its `conversation`, else the text of its first user turn."""
-    if "conversation" in prompt:
+    if prompt.get("conversation") is not None:
         return f"id:{prompt['conversation']}"
     return "text:" + next(m["content"] for m in prompt["messages"] if m["role"] == "user")
 
