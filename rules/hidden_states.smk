@@ -35,7 +35,7 @@ rule capture:
 
 
 rule validate_hidden_states:
-    """Gate of a {split}: every sample has its states; ids, layers and shapes right; finite."""
+    """Gate of a {split}: every sample has its states, of the declared layers, as the target computes them."""
     input:
         target=f"{RESULTS}/target/manifest.json",
         manifest=f"{RESULTS}/samples/{{split}}/manifest.json",
@@ -51,10 +51,17 @@ rule validate_hidden_states:
         f"{BENCHMARKS}/validate_hidden_states/{{split}}.tsv"
     conda:
         CONDA
+    resources:
+        gpu=S.engine.tensor_parallel,
     params:
-        spec=spec(capture_layers=DRAFTER_LAYERS),
+        spec=spec(
+            capture_layers=DRAFTER_LAYERS,
+            dtype=S.engine.dtype,
+            temperature=S.responses.temperature,
+            trust_remote_code=TRUST,
+        ),
         code=code("validate_hidden_states"),
     shell:
         "python {SCRIPTS}/validate_hidden_states.py --spec {params.spec:q} --code {params.code}"
         " --target {input.target} --samples {input.samples} --indexes {input.indexes}"
-        " --manifest {output} 2>&1 | tee {log}"
+        " --gpus {resources.gpu} --manifest {output} 2>&1 | tee {log}"

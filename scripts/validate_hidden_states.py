@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate of a split's hidden states: every sample has its rows, ids equal, layers and shapes right, finite.
+"""Gate of a split's hidden states: the declared layers of the right tokens, as the target computes them.
+
+Checks: each shard's checksum, read from the disk, rows and layers as its index lists them, no row twice; for every
+sample its states, token ids equal, shape and type as declared, no NaN, infinity or zero vector, norms within a
+factor of the split's, no two rows alike; a few rows recomputed with transformers, where the declared layer must
+match best, well ahead of its neighbours and of the state after the final norm; at up to eight positions of every
+response, that norm and head make the recorded token of the last state, and that without the norm they do worse.
+Does not check: the lower layers of rows that are not recomputed, beyond finiteness and norms; the engine's numerics
+below a relative error of 0.1. What training makes of the states is for the rehearsal's and the drafter's gates.
 
 python scripts/validate_hidden_states.py --help
 """
 
 import torch
 
-from pilotfish import cli, files, layers, manifest, samples, shards
-from pilotfish.errors import UserError
+from pilotfish import answers, cli, golden, gpus, layers, manifest, samples, shards, states
 
 
 def main() -> None:
-    made = cli.parser(__doc__)
-    cli.path_argument(made, "--target", "the target's manifest")
-    cli.path_argument(made, "--samples", "samples of the split")
-    cli.path_argument(made, "--indexes", "index.json of each part", many=True)
-    cli.path_argument(made, "--manifest", "manifest to write")
-    arguments = made.parse_args()
+    arguments = _arguments()
+    spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
-    wanted = layers.layers_to_capture(cli.spec_of(arguments)["capture_layers"], facts)
+    wanted = layers.layers_to_capture(spec["capture_layers"], facts)
     checksums = {}
     for index in arguments.indexes:
-        for entry in files.read_json(index)["shards"]:
-            checksums[_shard(index, entry)] = entry["sha256"]
-    statistics = _check_rows(arguments, shards.ShardReader(arguments.indexes, wanted), facts["hidden_size"])
+        checksums.update(shards.verify(index))
+    reader = shards.ShardReader(arguments.indexes, wanted)
+    with gpus.lease(arguments.gpus):
+        statistics = _check(arguments, spec, reader, facts["hidden_size"])
     manifest.write(
         arguments.manifest,
         schema="hidden_states",
@@ -35,39 +39,36 @@ def main() -> None:
     )
 
 
-def _shard(index, entry: dict):
-    path = index.parent / entry["file"]
-    if not path.is_file() or path.stat().st_size != entry["size"]:
-        raise UserError(f"{path}: missing, or not the {entry['size']} bytes that {index} lists; delete {index}")
-    if files.sha256_file(path) != entry["sha256"]:
-        raise UserError(f"{path}: its checksum is not the one in {index}; delete {index} and run again")
-    return path
+def _arguments():
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
+    cli.path_argument(made, "--samples", "samples of the split")
+    cli.path_argument(made, "--indexes", "index.json of each part", many=True)
+    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
+    cli.path_argument(made, "--manifest", "manifest to write")
+    return made.parse_args()
 
 
-def _check_rows(arguments, reader: shards.ShardReader, hidden_size: int) -> dict:
-    tokens = rows = 0
-    norms = torch.zeros(len(reader.layers), dtype=torch.float64)
-    for sample in samples.load(arguments.samples):
-        row = sample["row"]
-        where = f"{arguments.indexes[0].parent.parent}, row {row}"
-        if row not in reader:
-            raise UserError(f"{where}: no shard holds it; delete {arguments.indexes[0]} and run again")
-        held = reader.read(row)
-        if held.token_ids.tolist() != sample["input_ids"][:-1]:
-            raise UserError(f"{where}: the token ids are not the sample's: states of another request")
-        shape = (sample["seq_len"], len(reader.layers), hidden_size)
-        if tuple(held.hidden_states.shape) != shape:
-            raise UserError(f"{where}: states of shape {tuple(held.hidden_states.shape)}, not {shape}")
-        if not torch.isfinite(held.hidden_states).all():
-            raise UserError(f"{where}: NaN or infinity in the states; capture it with dtype bfloat16")
-        norms += held.hidden_states.float().norm(dim=-1).double().sum(0)
-        tokens += shape[0]
-        rows += 1
-    return {
-        "rows": rows,
-        "tokens": tokens,
-        "mean_norm_by_layer": [round(norm, 3) for norm in (norms / max(tokens, 1)).tolist()],
-    }
+def _check(arguments, spec: dict, reader: shards.ShardReader, hidden_size: int) -> dict:
+    folder, dtype = arguments.manifest.parent, getattr(torch, spec["dtype"])
+    model = arguments.target.parent / "model"
+    reference = golden.Golden(model, dtype, spec["trust_remote_code"], gpu=arguments.gpus > 0)
+    review = states.Review(folder, reader, hidden_size, dtype)
+    layer_probe = golden.LayerProbe(reference, reader.layers)
+    answer_probe = answers.AnswerProbe(reference, spec["temperature"], folder)
+    every = samples.load(arguments.samples)
+    recomputed = golden.probe_rows(len(every), len(arguments.indexes))
+    for number, sample in enumerate(every):
+        if (held := review.take(sample)) is None:
+            continue
+        place, ids = reader.place(sample["row"]), sample["input_ids"]
+        if number in recomputed:
+            layer_probe.take(place, ids[:-1], held.hidden_states)
+        answer_probe.take(place, ids, sample["prompt_length"], held.hidden_states[:, -1])
+    review.refuse()
+    layer_probe.refuse(folder)
+    answer_probe.refuse()
+    return {**review.statistics(), "recomputed": layer_probe.statistics(), "answers": answer_probe.statistics()}
 
 
 if __name__ == "__main__":

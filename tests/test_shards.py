@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import LAYERS, captured_folder, random_ids, random_states
+from helpers import LAYERS, captured_folder, flip_bit, random_ids, random_states
 from pilotfish import files, shards
 from pilotfish.errors import UserError
 
@@ -144,3 +144,49 @@ def test_a_shard_says_which_layers_it_holds(folder: Path):
 )
 def test_ranges_cover_the_rows_and_are_never_empty(start: int, end: int, ranges: list):
     assert shards.shard_ranges(start, end) == ranges
+
+
+def test_shards_that_are_as_their_index_says_are_verified_with_their_checksums(folder: Path):
+    entries = files.read_json(folder / shards.INDEX)["shards"]
+    assert shards.verify(folder / shards.INDEX) == {folder / entry["file"]: entry["sha256"] for entry in entries}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Path.unlink, r"missing or cut short, 0 of the \d+ bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or cut short"),
+        (flip_bit, "its checksum is not the one in"),
+    ],
+)
+def test_a_damaged_shard_is_refused_with_its_index_as_the_cure(folder: Path, damage, said: str):
+    path = folder / shards.shard_name(10, 13)
+    damage(path)
+    with pytest.raises(UserError, match=f"{path}: {said}.*; delete {folder / shards.INDEX} and run again"):
+        shards.verify(folder / shards.INDEX)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("rows", [10, 11, 13], "its rows are not those"), ("tokens", 99, "its tokens are not those")],
+)
+def test_an_index_that_misstates_a_shard_is_refused(folder: Path, key: str, value, said: str):
+    index = files.read_json(folder / shards.INDEX)
+    index["shards"][0][key] = value
+    files.write_json(folder / shards.INDEX, index)
+    with pytest.raises(UserError, match=said):
+        shards.verify(folder / shards.INDEX)
+
+
+def test_a_shard_of_other_layers_than_its_index_lists_is_refused(folder: Path):
+    index = files.read_json(folder / shards.INDEX)
+    files.write_json(folder / shards.INDEX, {**index, "capture_layers": [1, 2, 3]})
+    with pytest.raises(UserError, match=r"said to be of layers \[1, 2, 3, 4\], where .* of layers \[1, 2, 3\]"):
+        shards.verify(folder / shards.INDEX)
+
+
+def test_a_row_in_two_shards_is_refused(tmp_path: Path):
+    first = captured_folder(tmp_path / "a", {10: IDS[10], 11: IDS[11]})
+    second = captured_folder(tmp_path / "b", {11: IDS[11]})
+    with pytest.raises(UserError, match=r"b/rows_\S+: row 11 is in \S+/a/rows_\S+ too; delete .*b/index.json"):
+        shards.ShardReader([first / shards.INDEX, second / shards.INDEX])

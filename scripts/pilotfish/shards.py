@@ -94,12 +94,19 @@ class ShardReader:
                 raise UserError(f"{index}: layers {content['capture_layers']}, other parts {self.captured}")
             self.captured = content["capture_layers"]
             for shard in content["shards"]:
+                path = index.parent / shard["file"]
                 for position, row in enumerate(shard["rows"]):
-                    self._shard_of[row] = (index.parent / shard["file"], position)
+                    if row in self._shard_of:
+                        raise UserError(
+                            f"{path}: row {row} is in {self._shard_of[row][0]} too; delete {index} and run again"
+                        )
+                    self._shard_of[row] = (path, position)
         self.layers = list(layers) if layers is not None else self.captured
         missing = sorted(set(self.layers) - set(self.captured))
         if missing:
-            raise UserError(f"{indexes[0]}: layers {missing} were not captured, only {self.captured}")
+            raise UserError(
+                f"{indexes[0]}: layers {missing} were not captured, only {self.captured}; delete it and run again"
+            )
         self._columns = [self.captured.index(layer) for layer in self.layers]
 
     @classmethod
@@ -113,6 +120,14 @@ class ShardReader:
 
     def __contains__(self, row: int) -> bool:
         return row in self._shard_of
+
+    def __len__(self) -> int:
+        return len(self._shard_of)
+
+    def place(self, row: int) -> str:
+        """Words for where a row lies: its number, part and shard."""
+        path, _ = self._shard_of[row]
+        return f"row {row} of {path.parent.name}/{path.name}"
 
     def read(self, row: int) -> RowStates:
         """States of one row; KeyError when no shard holds it."""
@@ -146,19 +161,48 @@ def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> 
 
 def describe(path: Path) -> dict:
     """The index entry of a shard, read from the shard itself."""
+    return {**_contents(path), "file": path.name, "size": path.stat().st_size, "sha256": files.sha256_file(path)}
+
+
+def _contents(path: Path) -> dict:
+    """The rows that a shard holds, and the number of their tokens."""
     with _open(path) as shard:
         rows = shard.get_tensor("rows").tolist()
-        tokens = int(shard.get_slice("offsets")[len(rows) :][0])
-    return {
-        "file": path.name,
-        "rows": rows,
-        "tokens": tokens,
-        "size": path.stat().st_size,
-        "sha256": files.sha256_file(path),
-    }
+        return {"rows": rows, "tokens": int(shard.get_slice("offsets")[len(rows) :][0])}
 
 
 def stored_layers(path: Path) -> list[int]:
     """The h(k) numbers that a shard says it holds."""
     with _open(path) as shard:
         return json.loads(shard.metadata()["capture_layers"])
+
+
+def verify(index: Path) -> dict[Path, str]:
+    """Read every shard that an index lists and compare it with the index; returns their sha256.
+
+    UserError when one is missing, cut short or changed, or holds other rows, tokens or layers than listed.
+    """
+    listed = files.read_json(index)
+    cure = f"delete {index} and run again"
+    checksums = {}
+    for entry in listed["shards"]:
+        path = index.parent / entry["file"]
+        size = path.stat().st_size if path.is_file() else 0
+        if size != entry["size"]:
+            raise UserError(f"{path}: missing or cut short, {size} of the {entry['size']} bytes of {index}; {cure}")
+        # First of all: what else could be read from a damaged file means nothing.
+        checksums[path] = files.sha256_file(path)
+        if checksums[path] != entry["sha256"]:
+            raise UserError(f"{path}: its checksum is not the one in {index}, so its bytes have changed; {cure}")
+        for name, held in _contents(path).items():
+            if held != entry[name]:
+                raise UserError(f"{path}: its {name} are not those that {index} lists; {cure}")
+        with _open(path) as shard:
+            shape = shard.get_slice("hidden_states").get_shape()
+        layers = stored_layers(path)
+        if layers != listed["capture_layers"] or shape[:2] != [entry["tokens"], len(layers)]:
+            raise UserError(
+                f"{path}: states of shape {shape}, said to be of layers {layers}, where {index} lists "
+                f"{entry['tokens']} tokens of layers {listed['capture_layers']}; {cure}"
+            )
+    return checksums
