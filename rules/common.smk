@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Settings, paths and the functions that rules use. Imported while planning: neither torch nor pandas.
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,10 @@ DRAFTER_LAYERS = sorted(
     {d.capture_layers for d in S.drafters.values()}, key=lambda x: x or ()
 )
 CAPTURE_LAYERS = digest.spec_json(DRAFTER_LAYERS)
+# Nor do a gate's limits change what it lets pass.
+LIMITS = digest.spec_json(
+    S.responses.model_dump(include={"max_truncated", "max_loops", "max_flawed"})
+)
 ENGINE_NUMERICS = S.engine.model_dump(include={"max_model_len", "dtype", "extra_args"})
 TRUST = S.target.trust_remote_code
 
@@ -74,9 +79,30 @@ def response_spec(**sampling):
     }
 
 
+def responses_to_train_on(wildcards):
+    """Manifest of the training split's responses, whose mode the other split must share."""
+    if wildcards.split == "train":
+        return []
+    return f"{RESULTS}/responses/train/manifest.json"
+
+
 def drafter_spec(wildcards):
     """Everything that shapes a drafter's training."""
     chosen = S.drafters[wildcards.drafter].model_dump()
+    return spec(**chosen, seed=S.seed, trust_remote_code=TRUST)
+
+
+def drafter_gate_spec(wildcards):
+    """What a trained drafter is held against."""
+    names = {"capture_layers", "speculative_tokens", "epochs"}
+    names |= {"learning_rate", "warmup_ratio"}
+    return spec(**S.drafters[wildcards.drafter].model_dump(include=names))
+
+
+def rehearsal_spec(wildcards):
+    """What shapes a drafter's data, forward and loss, but not how long and how fast it is trained."""
+    pace = {"epochs", "learning_rate", "warmup_ratio", "weight_decay", "pack_length"}
+    chosen = S.drafters[wildcards.drafter].model_dump(exclude=pace)
     return spec(**chosen, seed=S.seed, trust_remote_code=TRUST)
 
 
@@ -87,6 +113,14 @@ def drafting_spec(wildcards):
         name=wildcards.drafter,
         capture_layers=chosen.capture_layers,
         speculative_tokens=chosen.speculative_tokens,
+    )
+
+
+def export_gate_spec(wildcards):
+    """What an export must state besides its drafter: k, and positions enough for the engine."""
+    return spec(
+        speculative_tokens=S.drafters[wildcards.drafter].speculative_tokens,
+        max_model_len=S.engine.max_model_len,
     )
 
 
@@ -113,20 +147,49 @@ def serving_spec(wildcards):
     )
 
 
+def evaluation_gate_spec(wildcards):
+    """What must have been served: k tokens a round, so many prompts, at these levels."""
+    return spec(
+        speculative_tokens=S.drafters[wildcards.drafter].speculative_tokens,
+        prompts=S.evaluation.prompts,
+        concurrency=S.evaluation.concurrency,
+    )
+
+
+def map_gate_spec(wildcards):
+    """Of a vocabulary map's gate: the map's size, and the k for which its ceiling on tau is wanted."""
+    size = int(wildcards.size)
+    wanted = {
+        d.speculative_tokens for d in S.drafters.values() if d.draft_vocab_size == size
+    }
+    return spec(draft_vocab_size=size, speculative_tokens=sorted(wanted))
+
+
 def vocabulary_of(wildcards):
     """Folder of the vocabulary map that a drafter uses; drafters of one size share it."""
     return f"{RESULTS}/vocabulary/{S.drafters[wildcards.drafter].draft_vocab_size}"
 
 
 def exported_drafter(wildcards):
-    """The served drafter's files; none for the baseline."""
+    """Manifest of the served drafter's export; none for the baseline."""
     if wildcards.server == "baseline":
         return []
-    return f"{RESULTS}/export/{wildcards.server}/config.json"
+    return f"{RESULTS}/export/{wildcards.server}/manifest.json"
 
 
-def show_summary():
-    """Print the report's summary at the end of a run."""
+def damaged_manifests():
+    """Manifests that `snakemake verify` has taken away, with what they vouched for."""
+    noted = Path(f"{RESULTS}/damaged.json")
+    if not noted.is_file():
+        return []
+    names = json.loads(noted.read_text(encoding="utf-8"))["manifests"]
+    return [f"{RESULTS}/{name}" for name in names]
+
+
+def finish():
+    """Forget what is no longer damaged, and print the report's summary at the end of a run."""
+    if all(Path(manifest).is_file() for manifest in damaged_manifests()):
+        Path(f"{RESULTS}/damaged.json").unlink(missing_ok=True)
     written = Path(REPORT)
     if written.is_file():
         print(

@@ -36,7 +36,7 @@ rule respond:
 
 
 rule validate_responses:
-    """Gate of a {split}: every prompt answered or accounted for, in order; ids and ends right."""
+    """Gate of a {split}: every prompt answered or accounted for; text and reasoning true to the ids."""
     input:
         target=f"{RESULTS}/target/manifest.json",
         manifest=f"{RESULTS}/prompts/manifest.json",
@@ -44,8 +44,10 @@ rule validate_responses:
         responses=expand(
             f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS
         ),
+        reference=responses_to_train_on,
     output:
-        f"{RESULTS}/responses/{{split}}/manifest.json",
+        manifest=f"{RESULTS}/responses/{{split}}/manifest.json",
+        left_out=f"{RESULTS}/responses/{{split}}/left_out.jsonl",
     log:
         f"{LOGS}/validate_responses/{{split}}.log",
     benchmark:
@@ -53,18 +55,22 @@ rule validate_responses:
     conda:
         CONDA
     params:
-        spec=spec(),
+        spec=spec(truncated=S.responses.truncated, trust_remote_code=TRUST),
         code=code("validate_responses"),
+        reference=lambda wildcards, input: (
+            f"--reference {input.reference}" if input.reference else ""
+        ),
     shell:
         "python {SCRIPTS}/validate_responses.py --spec {params.spec:q} --code {params.code}"
         " --target {input.target} --prompts {input.prompts} --responses {input.responses}"
-        " --manifest {output} 2>&1 | tee {log}"
+        " --limits {LIMITS:q} {params.reference} --manifest {output.manifest} 2>&1 | tee {log}"
 
 
 rule assemble_samples:
     """Samples of a {split}: exact token ids and loss mask, in one memory-mapped Arrow file."""
     input:
         manifest=f"{RESULTS}/responses/{{split}}/manifest.json",
+        left_out=ancient(f"{RESULTS}/responses/{{split}}/left_out.jsonl"),
         responses=ancient(
             expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)
         ),
@@ -88,6 +94,8 @@ rule validate_samples:
     """Gate of a {split}: prompt ids then response ids byte for byte, mask exactly on the response."""
     input:
         target=f"{RESULTS}/target/manifest.json",
+        manifest=f"{RESULTS}/responses/{{split}}/manifest.json",
+        left_out=ancient(f"{RESULTS}/responses/{{split}}/left_out.jsonl"),
         responses=ancient(
             expand(f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS)
         ),
@@ -105,5 +113,6 @@ rule validate_samples:
         code=code("validate_samples"),
     shell:
         "python {SCRIPTS}/validate_samples.py --spec {params.spec:q} --code {params.code}"
-        " --target {input.target} --responses {input.responses} --samples {input.samples}"
+        " --target {input.target} --manifest-of-responses {input.manifest} --responses {input.responses}"
+        " --samples {input.samples}"
         " --manifest {output} 2>&1 | tee {log}"

@@ -14,7 +14,10 @@ rule prepare_target:
         CONDA
     params:
         spec=spec(
-            source=S.target.source, revision=S.target.revision, trust_remote_code=TRUST
+            source=S.target.source,
+            revision=S.target.revision,
+            trust_remote_code=TRUST,
+            reasoning_parser=S.target.reasoning_parser,
         ),
         code=code("prepare_target"),
     shell:

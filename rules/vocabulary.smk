@@ -25,7 +25,7 @@ rule map_vocabulary:
 
 
 rule validate_vocabulary:
-    """Gate of a map of {size}: offsets agree with the mask, end tokens are in; coverage on both splits."""
+    """Gate of a map of {size}: offsets and mask agree, forced tokens are in, counted on the present data."""
     input:
         target=f"{RESULTS}/target/manifest.json",
         train=f"{RESULTS}/samples/train/manifest.json",
@@ -42,7 +42,7 @@ rule validate_vocabulary:
     conda:
         CONDA
     params:
-        spec=lambda wildcards: spec(draft_vocab_size=int(wildcards.size)),
+        spec=map_gate_spec,
         code=code("validate_vocabulary"),
     shell:
         "python {SCRIPTS}/validate_vocabulary.py --spec {params.spec:q} --code {params.code}"

@@ -11,12 +11,13 @@ from pilotfish import cli, manifest, samples
 
 def main() -> None:
     made = cli.parser(__doc__)
-    cli.path_argument(made, "--manifest", "manifest of the responses")
+    cli.path_argument(made, "--manifest", "manifest of the responses; left_out.jsonl lies beside it")
     cli.path_argument(made, "--responses", "responses, one JSONL a part, in order", many=True)
     cli.path_argument(made, "--output", "Arrow file to write")
     arguments = made.parse_args()
     manifest.read(arguments.manifest, "responses")
-    logging.info("%d samples", samples.assemble(arguments.responses, arguments.output))
+    left_out = arguments.manifest.parent / "left_out.jsonl"
+    logging.info("%d samples", samples.assemble(arguments.responses, left_out, arguments.output))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def main() -> None:
     facts = manifest.read(arguments.target, "target")["statistics"]
     manifest.read(arguments.manifest, "samples")
     counts = vocabulary.generated_counts(samples.load(arguments.samples), facts["vocab_size"])
-    always = sorted({*facts["end_token_ids"], *facts["special_token_ids"]})
-    chosen = vocabulary.choose(counts, cli.spec_of(arguments)["draft_vocab_size"], always)
+    forced = vocabulary.forced_tokens(facts)
+    chosen = vocabulary.choose(counts, cli.spec_of(arguments)["draft_vocab_size"], forced)
     d2t, t2d = vocabulary.maps(chosen, facts["vocab_size"])
     with files.replacing(arguments.output) as temporary:
         save_file({"d2t": d2t, "t2d": t2d, "counts": counts}, temporary)

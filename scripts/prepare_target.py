@@ -18,7 +18,13 @@ def main() -> None:
     spec = cli.spec_of(arguments)
     source, trust = spec["source"], spec.get("trust_remote_code", False)
     revision = target.materialise(source, spec.get("revision"), arguments.model_folder)
-    facts = target.facts(arguments.model_folder, source=source, revision=revision, trust_remote_code=trust)
+    facts = target.facts(
+        arguments.model_folder,
+        source=source,
+        revision=revision,
+        trust_remote_code=trust,
+        reasoning_parser=spec.get("reasoning_parser"),
+    )
     paths = [path for path in sorted(arguments.model_folder.rglob("*")) if path.is_file()]
     manifest.write(
         arguments.manifest,

@@ -14,6 +14,8 @@ from pilotfish import cli, engine, files, generation, gpus, layers, manifest, pr
 from pilotfish.errors import UserError
 from pilotfish.journal import Journal
 
+CANARIES = 3  # a target may answer a row without thinking; that several do is a fault
+
 
 def main() -> None:
     arguments = _arguments()
@@ -84,11 +86,31 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
     async def do_row(row: int) -> int:
         return await generation.with_retries(row, lambda: attempt(row), server)
 
-    # The canary: one row through every check before the bulk is asked for.
-    tokens = await do_row(missing[0])
-    logging.info("canary: row %d gave %d tokens with states that match", missing[0], tokens)
-    await generation.run_rows(
-        server, missing[1:], do_row, at_once=options["max_num_seqs"], stall_timeout=options["stall_timeout"]
+    async def run(some: list[int], at_once: int) -> None:
+        await generation.run_rows(server, some, do_row, at_once=at_once, stall_timeout=options["stall_timeout"])
+
+    asked = await _canary(missing, run, journal, spec["reasoning_parser"])
+    await run(missing[asked:], options["max_num_seqs"])
+
+
+async def _canary(missing: list[int], run, journal: Journal, reasoning_parser: str | None) -> int:
+    """Put a row, or a few, through every check before the bulk is asked for; returns how many were done.
+
+    With a reasoning parser one of them must come back with its reasoning told from its answer.
+    """
+    for number, row in enumerate(missing[:CANARIES], 1):
+        await run([row], 1)
+        done = journal.done[row]
+        if done["reasoning"] or not reasoning_parser:
+            tokens, letters = len(done["token_ids"] or []), len(done["reasoning"] or "")
+            logging.info(
+                "canary: row %d gave %d tokens with states that match, %d letters of reasoning", row, tokens, letters
+            )
+            return number
+    raise UserError(
+        f"canary: rows {missing[:CANARIES]} came back without reasoning, though target.reasoning_parser is "
+        f"{reasoning_parser!r}. Use the parser of the target's family, turn thinking on with "
+        "responses.chat_template_kwargs, or leave the parser out to train without reasoning"
     )
 
 

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate of a vocabulary map: offsets and mask agree, special tokens are in, coverage on both splits.
+"""Gate of a vocabulary map: offsets and mask agree, forced tokens are in, it was counted on the present data.
+
+Checks: arange + d2t = nonzero(t2d), strictly rising; end, special, thinking and tool tokens are in; the frequency
+table equals one counted anew on the generated tokens of the present training samples (hash in the manifest), and
+the chosen tokens are its most frequent ones; coverage of both splits, of reasoning and of answers; the ceiling on
+tau that coverage implies on the held-out responses.
+Does not check: whether that coverage is enough; the report shows it, with the ceiling, beside the measured tau.
 
 python scripts/validate_vocabulary.py --help
 """
@@ -21,37 +27,38 @@ def main() -> None:
     arguments = made.parse_args()
     facts = manifest.read(arguments.target, "target")["statistics"]
     held = load_file(arguments.map)
-    train, heldout = (
-        vocabulary.generated_counts(samples.load(path), facts["vocab_size"])
-        for path in (arguments.train_samples, arguments.heldout_samples)
-    )
-    always = sorted({*facts["end_token_ids"], *facts["special_token_ids"]})
-    for fault in _faults(held, train, always, facts["vocab_size"]):
-        raise UserError(f"{arguments.map}: {fault}; delete it and run again")
+    train = vocabulary.generated_counts(samples.load(arguments.train_samples), facts["vocab_size"])
+    for fault in vocabulary.faults(held, train, vocabulary.forced_tokens(facts)):
+        raise UserError(f"{arguments.map}: {fault}; delete it and run `map_vocabulary` again")
     manifest.write(
         arguments.manifest,
         schema="vocabulary",
         paths=[arguments.map],
         spec=arguments.spec,
         code=arguments.code,
-        statistics={
-            "draft_vocab_size": len(held["d2t"]),
-            "distinct_generated": int(np.count_nonzero(train)),
-            "coverage_train": round(vocabulary.coverage(train, held["t2d"]), 6),
-            "coverage_heldout": round(vocabulary.coverage(heldout, held["t2d"]), 6),
-        },
+        statistics=_statistics(arguments, held, train, facts),
     )
 
 
-def _faults(held: dict, train: np.ndarray, always: list[int], vocab_size: int):
-    d2t, t2d = held["d2t"], held["t2d"]
-    ids = np.arange(len(d2t)) + d2t
-    if t2d.shape != (vocab_size,) or not np.array_equal(ids, np.flatnonzero(t2d)):
-        yield "arange + d2t is not where t2d is true: d2t must be offsets of sorted ids"
-    if not np.array_equal(held["counts"], train):
-        yield "it was counted on other samples than the present ones"
-    if missing := [token for token in always if not t2d[token]]:
-        yield f"end or special tokens {missing} are not in the draft vocabulary"
+def _statistics(arguments, held: dict, train: np.ndarray, facts: dict) -> dict:
+    heldout = samples.load(arguments.heldout_samples)
+    coverage = {"coverage_train": vocabulary.coverage(train, held["t2d"])}
+    by_kind = vocabulary.counts_by_kind(heldout, facts["vocab_size"], facts["wrapper"])
+    coverage["coverage_heldout"] = vocabulary.coverage(sum(by_kind.values()), held["t2d"])
+    for kind, counts in by_kind.items():
+        if counts.any():
+            coverage[f"coverage_heldout_{kind}"] = vocabulary.coverage(counts, held["t2d"])
+    ceilings = {
+        str(k): round(vocabulary.tau_ceiling(heldout, held["t2d"], k), 4)
+        for k in cli.spec_of(arguments)["speculative_tokens"]
+    }
+    return {
+        "draft_vocab_size": len(held["d2t"]),
+        "distinct_generated": int(np.count_nonzero(train)),
+        "frequency_sha256": vocabulary.frequency_digest(train),
+        **{name: round(value, 6) for name, value in coverage.items()},
+        "tau_ceiling_heldout": ceilings,
+    }
 
 
 if __name__ == "__main__":

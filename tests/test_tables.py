@@ -12,8 +12,14 @@ from pilotfish.errors import UserError
 
 FILE = Path("results/run/table.jsonl")
 VOCABULARY, END = 100, [2, 3]
-RESPONSE = {"prompt_token_ids": [1, 5], "token_ids": [7, 99, 2], "finish_reason": "stop"}
-SAMPLE = {"input_ids": [1, 5, 7, 2], "loss_mask": [False, False, True, True], "prompt_length": 2}
+RESPONSE = {
+    **{"prompt_token_ids": [1, 5], "token_ids": [7, 99, 2], "finish_reason": "stop"},
+    **{"text": "words", "reasoning": None, "sampling": {"max_tokens": 3}, "error": None},
+}
+SAMPLE = {
+    **{"input_ids": [1, 5, 7, 2], "loss_mask": [False, False, True, True], "prompt_length": 2},
+    **{"seq_len": 3, "finish_reason": "stop"},
+}
 PROMPT = {"messages": [{"role": "user", "content": "words"}]}
 GOOD = {
     "prompts": (tables.PROMPTS, PROMPT),
@@ -27,7 +33,8 @@ MASK = "the loss mask must be 1 exactly on the response's tokens"
 
 
 def rows(kind: str, count: int = 3, **changes_of_the_second) -> list[dict]:
-    made = [{"row": n, "id": f"id-{n}", **GOOD[kind][1]} for n in range(count)]
+    numbers = [{} if kind == "prompts" else {"row": n} for n in range(count)]
+    made = [{**numbers[n], "id": f"id-{n}", **GOOD[kind][1]} for n in range(count)]
     made[1].update(changes_of_the_second)
     return made
 
@@ -39,8 +46,17 @@ def complaint(kind: str, found: list[dict] | pd.DataFrame) -> str:
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_good_rows_pass_and_further_columns_do_not_matter(kind: str):
-    tables.check(pd.DataFrame(rows(kind, extra={"a": 1})), GOOD[kind][0], FILE)
+def test_good_rows_pass(kind: str):
+    tables.check(pd.DataFrame(rows(kind)), GOOD[kind][0], FILE)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_column_that_is_not_known_is_named_with_its_first_row(kind: str):
+    message = complaint(kind, rows(kind, extra={"a": 1}))
+    assert message == (
+        f"{FILE}: 1 check(s) failed:\n"
+        "  row 1, extra: is no column of this table; delete the file and run again, or take it out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +74,7 @@ def test_a_response_may_be_cut_or_end_with_any_end_token(change: dict):
         ("prompts", {"messages": []}, f", messages: {TURNS}"),
         ("prompts", {"messages": [{"role": "assistant", "content": "x"}]}, f", messages: {TURNS}"),
         ("prompts", {"messages": [{"role": "user", "content": " "}]}, f", messages: {TURNS}"),
+        ("prompts", {"conversation": 7}, ", conversation: must be text or null"),
         ("responses", {"token_ids": [100, 2]}, f", token_ids: {IDS}"),
         ("responses", {"token_ids": [-1, 2]}, f", token_ids: {IDS}"),
         ("responses", {"token_ids": [], "finish_reason": "length"}, f", token_ids: {IDS}"),
@@ -109,6 +126,19 @@ def test_a_null_is_named(column: str):
     assert f"row 1, {column}: " in complaint("responses", rows("responses", **{column: None}))
 
 
+def test_a_prompt_may_name_its_conversation_or_not():
+    tables.check(pd.DataFrame(rows("prompts", conversation="x")), tables.PROMPTS, FILE)
+
+
+def test_all_failures_of_the_prompts_are_in_one_message():
+    made = rows("prompts", messages=[], license="MIT")
+    made[2]["id"] = made[0]["id"]
+    message = complaint("prompts", made)
+    assert message.startswith(f"{FILE}: 4 check(s) failed:")
+    for line in ("row 0, id", "row 1, license", "row 1, messages", "row 2, id"):
+        assert f"  {line}: " in message
+
+
 def test_rows_are_numbered_by_the_tables_index():
     frame = pd.DataFrame(rows("samples", prompt_length=0, loss_mask=[True] * 4))
     assert "row 5001, prompt_length" in complaint("samples", frame.set_index(frame.index + 5000))
@@ -131,3 +161,58 @@ def test_one_broken_rule_in_one_row_counts_once(kind: str, change: dict):
 
 def test_an_empty_response_is_reported_with_its_row_alone():
     assert "row ?" not in complaint("responses", rows("responses", token_ids=[]))
+
+
+def answers(**changes_of_the_second) -> pd.DataFrame:
+    """Three served answers, a row each."""
+    good = {"prompt_token_ids": [1, 5], "token_ids": [7, 8, 9], "finish_reason": "length", "per_step_accepted": [1, 0]}
+    made = [{"row": n, **good} for n in range(3)]
+    made[1].update(changes_of_the_second)
+    return pd.DataFrame(made)
+
+
+def test_answers_with_rounds_of_at_most_k_pass_and_the_baselines_have_none():
+    tables.check(answers(), tables.answers(VOCABULARY, k=1), FILE)
+    baseline = answers().assign(per_step_accepted=[[]] * 3)
+    tables.check(baseline, tables.answers(VOCABULARY, k=0), FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "k", "cure"),
+    [
+        ({"per_step_accepted": [2, 0]}, 1, "row 1, per_step_accepted: each round accepts 0 to 1 drafted tokens"),
+        ({"per_step_accepted": [-1]}, 1, "row 1, per_step_accepted: each round accepts"),
+        ({"per_step_accepted": [0]}, 0, "row 1, per_step_accepted: .* without a drafter there is none"),
+        ({"token_ids": [100]}, 1, f"row 1, token_ids: {re.escape(IDS)}"),
+        ({"finish_reason": "abort"}, 1, "row 1, finish_reason: finish reason must be one of"),
+        ({"extra": 1}, 1, "extra"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_faulty_answer_is_named(change: dict, k: int, cure: str):
+    with pytest.raises(UserError, match=cure):
+        tables.check(answers(**change), tables.answers(VOCABULARY, k), FILE)
+
+
+def level(**changes) -> dict:
+    """One concurrency's measurement of ten tokens in two seconds."""
+    measured = {"seconds": 2.0, "tokens": 10, "tokens_per_second": 5.0, "answers": [{"token_ids": [1] * 10}]}
+    return measured | changes
+
+
+def test_levels_whose_speed_is_tokens_over_seconds_pass():
+    tables.check(tables.levels({"1": level(), "8": level()}), tables.LEVELS, FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "cure"),
+    [
+        ({"seconds": -2.0, "tokens_per_second": -5.0}, "row 8, seconds: seconds must be above 0"),
+        ({"tokens_per_second": 6.0}, "row 8: tokens_per_second must be tokens / seconds"),
+        ({"tokens": 11, "tokens_per_second": 5.5}, "row 8: tokens must be those of the answers"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_faulty_level_is_named(change: dict, cure: str):
+    with pytest.raises(UserError, match=cure):
+        tables.check(tables.levels({"1": level(), "8": level(**change)}), tables.LEVELS, FILE)

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from pilotfish import vocabulary
+from pilotfish import rounds, vocabulary
 from pilotfish.errors import UserError
 
 SIZE = 200
@@ -68,3 +68,60 @@ def test_coverage_is_the_share_of_generated_tokens():
     counts = np.array([6, 3, 1, 0])
     assert vocabulary.coverage(counts, np.array([True, False, True, True])) == pytest.approx(0.7)
     assert vocabulary.coverage(np.zeros(4), np.ones(4, dtype=bool)) == 0.0
+
+
+SAMPLES = [
+    {"input_ids": [9, 1, 2, 3, 4, 5, 6], "prompt_length": 1},
+    {"input_ids": [9, 1], "prompt_length": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("out", "k", "ceiling"),
+    [
+        ([], 2, 3.0),  # rounds from 1 and from 4; the second runs past the end and has no known length
+        ([], 1, 2.0),
+        ([3], 2, 1 + 3 / 2),  # 1 -> 2, stops before 3; from 3 -> 4, 5 and 6 as the bonus
+        ([2, 3, 4, 5, 6], 3, 1.0),
+    ],
+)
+def test_the_ceiling_is_the_tau_of_a_drafter_that_is_right_wherever_it_can_be(out: list[int], k: int, ceiling: float):
+    t2d = np.ones(10, dtype=bool)
+    t2d[out] = False
+    assert vocabulary.tau_ceiling(SAMPLES, t2d, k) == pytest.approx(ceiling)
+
+
+def test_the_ceiling_agrees_with_the_walk_of_the_replay():
+    draw = np.random.default_rng(3)
+    t2d = draw.random(50) < 0.7
+    ids = draw.integers(0, 50, 200)
+    table = []
+    for start in range(len(ids) - 1):
+        following = t2d[ids[start + 1 : start + 4]]
+        table.append(int(np.cumprod(following).sum()))
+    walked = rounds.walk(table, len(ids))
+    sample = {"input_ids": [0, *ids.tolist()], "prompt_length": 1}
+    expected = rounds.summarise([walked], 3)["tau_micro_incl_bonus"]
+    assert vocabulary.tau_ceiling([sample], t2d, 3) == pytest.approx(expected)
+
+
+def test_reasoning_and_answer_are_counted_apart():
+    samples = [{"input_ids": [9, 7, 1, 1, 8, 2, 3], "prompt_length": 1}]
+    counts = vocabulary.counts_by_kind(samples, 10, {"open": 7, "close": 8})
+    assert np.flatnonzero(counts["reasoning"]).tolist() == [1, 7, 8]
+    assert np.flatnonzero(counts["answer"]).tolist() == [2, 3]
+    assert np.array_equal(sum(counts.values()), vocabulary.generated_counts(samples, 10))
+
+
+def good_map(counts: np.ndarray) -> dict[str, np.ndarray]:
+    d2t, t2d = vocabulary.maps(vocabulary.choose(counts, 64, SPECIAL), SIZE)
+    return {"d2t": d2t, "t2d": t2d, "counts": counts}
+
+
+def test_a_good_map_has_no_fault(counts: np.ndarray):
+    assert list(vocabulary.faults(good_map(counts), counts, SPECIAL)) == []
+
+
+def test_a_map_of_another_vocabulary_is_told(counts: np.ndarray):
+    (fault,) = vocabulary.faults(good_map(counts), np.append(counts, 1), SPECIAL)
+    assert "t2d has 200 entries where the target's vocabulary has 201" in fault

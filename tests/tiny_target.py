@@ -3,7 +3,8 @@
 
 Build the tiny target model of the test suite: a 4-layer Llama of under 2 MB, trained in seconds on patterned
 tasks (counting, repeating, listing, adding) whose answers open with one <think>...</think> block. OUT_DIR
-becomes a normal Hugging Face folder plus prompts.jsonl, 160 single-turn prompts from the same patterns.
+becomes a normal Hugging Face folder plus prompts.jsonl: 176 prompts from the same patterns, every tenth with an
+earlier exchange before it, whose reasoning the chat template strips as those of real reasoning models do.
 The build is deterministic by seed on one machine. It writes beside OUT_DIR and renames at the end.
 """
 
@@ -30,7 +31,8 @@ PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 THINK, UNTHINK = "<think>", "</think>"
 VOCAB_LIMIT = 512
 MAX_POSITIONS = 512
-PROMPTS = 160
+PROMPTS = 176
+MULTI_TURN_EVERY = 10
 HOLD_STEPS = 420
 COOL_STEPS = 120
 LEARNT_LOSS = 0.11
@@ -40,7 +42,9 @@ THREADS = 1
 CHECKED = 48
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{%- set content = message['content'] %}"
+    "{%- if message['role'] == 'assistant' %}{%- set content = content.split('</think>')[-1].lstrip() %}{%- endif %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + content + '<|im_end|>\\n' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
@@ -310,7 +314,7 @@ class Built(NamedTuple):
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
-    prompts: list[str]
+    examples: list[Example]
     numbers: dict[str, float]
 
 
@@ -329,18 +333,28 @@ def _build(seed: int) -> Built:
     exact = sum(a == e.answer + END for a, e in zip(answers, examples, strict=False)) / len(answers)
     if good < 0.9:
         raise RuntimeError(f"the tiny target is not usable: only {good:.0%} of its answers are well formed")
-    return Built(model, tokenizer, prompts, {"steps": steps, "loss": loss, "well_formed": good, "exact": exact})
+    return Built(model, tokenizer, examples, {"steps": steps, "loss": loss, "well_formed": good, "exact": exact})
+
+
+def prompt_lines(examples: list[Example]) -> list[dict]:
+    """Return one prompt an example; every tenth goes on after the exchange that the example before it makes."""
+    lines = []
+    for number, example in enumerate(examples, start=1):
+        messages = [{"role": "user", "content": example.prompt}]
+        conversation = number
+        if number % MULTI_TURN_EVERY == 0:
+            earlier, conversation = examples[number - 2], number - 1
+            messages.insert(0, {"role": "user", "content": earlier.prompt})
+            messages.insert(1, {"role": "assistant", "content": earlier.answer})
+        lines.append({"id": f"tiny-{number:04d}", "conversation": f"tiny-{conversation:04d}", "messages": messages})
+    return lines
 
 
 def _write(built: Built, folder: Path) -> None:
     built.model.save_pretrained(folder)
     # One file holds the chat template too: transformers would otherwise put it into a file of its own.
     built.tokenizer.save_pretrained(folder, save_jinja_files=False)
-    lines = [
-        {"id": f"tiny-{number:04d}", "messages": [{"role": "user", "content": prompt}]}
-        for number, prompt in enumerate(built.prompts, start=1)
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    text = "".join(json.dumps(line) + "\n" for line in prompt_lines(built.examples))
     (folder / "prompts.jsonl").write_text(text, encoding="utf-8")
     for file in folder.iterdir():
         file.chmod(0o644)

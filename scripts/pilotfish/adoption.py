@@ -42,14 +42,18 @@ class Adoption:
             self._take(captured / entry["file"], entry["sha256"])
 
     def _take(self, path: Path, sha256: str | None) -> None:
-        """Keep a shard if all its rows are wanted, not yet held, and hold exactly the samples' tokens."""
+        """Keep a shard if its rows are not yet held and hold exactly the samples' tokens.
+
+        Rows without a sample, which their gate left out, may lie among them; they are never read.
+        """
         try:
             entry = shards.describe(path)
-            if self._held.issuperset(entry["rows"]):
-                return  # adopted by an earlier try of this job
+            wanted = [row for row in entry["rows"] if row in self.ids]
+            if self._held.issuperset(wanted):
+                return  # adopted by an earlier try of this job, or all left out
             reader = shards.ShardReader.of_file(path, self.layers, entry["rows"])
             good = sha256 in (None, entry["sha256"]) and shards.stored_layers(path) == self.layers
-            good = good and all(self._fits(row, reader) for row in entry["rows"])
+            good = good and all(self._fits(row, reader) for row in wanted)
         except (UserError, KeyError, ValueError) as error:
             logger.warning("%s", error)
             good = False
@@ -61,11 +65,10 @@ class Adoption:
         if path.parent != self.folder:
             files.link(path, self.folder / path.name)
         self.entries.append(entry)
-        self._held.update(entry["rows"])
+        self._held.update(wanted)
 
     def _fits(self, row: int, reader: shards.ShardReader) -> bool:
-        wanted = row in self.ids and row not in self._held
-        return wanted and reader.read(row).token_ids.tolist() == self.ids[row][:-1]
+        return row not in self._held and reader.read(row).token_ids.tolist() == self.ids[row][:-1]
 
     def missing(self) -> list[int]:
         """Rows that no shard holds yet, in order."""

@@ -44,6 +44,9 @@ class PromptSettings(Strict):
     path: str = Field(description="JSONL file, one object a line with `id` and `messages`")
     train: int = Field(gt=0, description="rows to train on")
     heldout: int = Field(gt=0, description="rows never trained on; evaluation uses these")
+    max_near_duplicates: float = Field(
+        0.1, ge=0, le=1, description="share of the rows to train on that may nearly repeat another before it fails"
+    )
 
 
 class ResponseSettings(Strict):
@@ -57,6 +60,14 @@ class ResponseSettings(Strict):
     )
     parts: int = Field(1, gt=0, description="jobs that a split is divided into, each with its own engine")
     max_failed: int = Field(0, ge=0, description="rows a split may lose to refused requests before it fails")
+    truncated: Literal["keep", "drop"] = Field(
+        "keep", description="answers cut at max_tokens: train on what there is of them, or leave them out"
+    )
+    max_truncated: float = Field(0.5, ge=0, le=1, description="share of answers that may be cut before it fails")
+    max_loops: float = Field(0.1, ge=0, le=1, description="share of answers that may end in a loop before it fails")
+    max_flawed: float = Field(
+        0.05, ge=0, le=1, description="share of answers that may be left out: broken reasoning, empty, repeated"
+    )
 
 
 class Eagle3Settings(Strict):

@@ -16,6 +16,7 @@ SHOWN = 5  # failures listed in an error
 CURES = {  # pandera's own names for what it checks
     "field_uniqueness": "repeats another row's value, and must not",
     "not_nullable": "must not be null",
+    "column_in_schema": "is no column of this table; delete the file and run again, or take it out",
 }
 
 
@@ -30,6 +31,8 @@ def _ids_within(vocab_size: int) -> pa.Check:
     )
 
 
+_TEXT_OR_NULL = _each(lambda value: isinstance(value, str), "must be text or null")
+
 PROMPTS = pa.DataFrameSchema(
     {
         "id": pa.Column(str, unique=True),
@@ -40,8 +43,9 @@ PROMPTS = pa.DataFrameSchema(
                 "turns must alternate user and assistant, end with the user, and none be empty",
             ),
         ),
+        "conversation": pa.Column(object, _TEXT_OR_NULL, nullable=True, required=False),
     },
-    strict="filter",
+    strict=True,
 )
 
 
@@ -53,9 +57,13 @@ def responses(vocab_size: int, end_token_ids: list[int]) -> pa.DataFrameSchema:
             "id": pa.Column(str, unique=True),
             "prompt_token_ids": pa.Column(object, _ids_within(vocab_size)),
             "token_ids": pa.Column(object, _ids_within(vocab_size)),
+            "text": pa.Column(object, _TEXT_OR_NULL, nullable=True),
+            "reasoning": pa.Column(object, _TEXT_OR_NULL, nullable=True),
             "finish_reason": pa.Column(
                 str, pa.Check.isin(FINISH_REASONS, error=f"finish reason must be one of {FINISH_REASONS}")
             ),
+            "sampling": pa.Column(object),
+            "error": pa.Column(object, nullable=True),
         },
         checks=pa.Check(
             lambda frame: pd.Series(
@@ -67,8 +75,22 @@ def responses(vocab_size: int, end_token_ids: list[int]) -> pa.DataFrameSchema:
             ),
             error=f"a response that stopped must end with one of the end tokens {end_token_ids}",
         ),
-        strict="filter",
+        strict=True,
     )
+
+
+REFUSED = pa.DataFrameSchema(
+    {
+        "row": pa.Column(int, unique=True),
+        "id": pa.Column(str, unique=True),
+        "error": pa.Column(str, _each(lambda error: bool(error.strip()), "a refused row needs its reason")),
+        **{
+            name: pa.Column(object, _each(lambda _: False, "a refused row holds no answer"), nullable=True)
+            for name in ("prompt_token_ids", "token_ids", "text", "reasoning", "finish_reason", "sampling")
+        },
+    },
+    strict=True,
+)
 
 
 def samples(vocab_size: int) -> pa.DataFrameSchema:
@@ -88,28 +110,99 @@ def samples(vocab_size: int) -> pa.DataFrameSchema:
             "input_ids": pa.Column(object, _ids_within(vocab_size)),
             "loss_mask": pa.Column(object, _each(any, "the loss mask must not be all zero")),
             "prompt_length": pa.Column(int, pa.Check.gt(0, error="a sample needs a prompt")),
+            "seq_len": pa.Column(int, pa.Check.gt(0, error="a sample needs two tokens")),
+            "finish_reason": pa.Column(str, pa.Check.isin(FINISH_REASONS)),
         },
-        checks=pa.Check(span, error="the loss mask must be 1 exactly on the response's tokens"),
-        strict="filter",
+        checks=[
+            pa.Check(span, error="the loss mask must be 1 exactly on the response's tokens"),
+            pa.Check(
+                lambda frame: frame["seq_len"] == frame["input_ids"].map(len) - 1,
+                error="seq_len must be the tokens that have states: all but the last",
+            ),
+        ],
+        strict=True,
     )
+
+
+def _failure(case: dict, frame: pd.DataFrame) -> tuple[object, str, str]:
+    """Row, column (or "") and cure of one of pandera's failure cases; an unknown column's row is its first."""
+    if case["check"] == "column_in_schema":
+        unknown = case["failure_case"]
+        return frame[unknown].first_valid_index(), unknown, CURES[case["check"]]
+    column = case["column"] if case["schema_context"] == "Column" else ""
+    return case["index"], column, CURES.get(case["check"], case["check"])
+
+
+def answers(vocab_size: int, k: int) -> pa.DataFrameSchema:
+    """Schema of served answers, of one concurrency: the rounds of each accept at most k drafted tokens.
+
+    Without a drafter k is 0, and there is no round.
+    """
+    steps = _each(
+        lambda steps: all(isinstance(n, int) and 0 <= n <= k for n in steps) and (k > 0 or not steps),
+        f"each round accepts 0 to {k} drafted tokens, and without a drafter there is none; serve again",
+    )
+    return pa.DataFrameSchema(
+        {
+            "row": pa.Column(int, unique=True),
+            "prompt_token_ids": pa.Column(object, _ids_within(vocab_size)),
+            "token_ids": pa.Column(object, _ids_within(vocab_size)),
+            "finish_reason": pa.Column(
+                str, pa.Check.isin(FINISH_REASONS, error=f"finish reason must be one of {FINISH_REASONS}")
+            ),
+            "per_step_accepted": pa.Column(object, steps),
+        },
+        strict=True,
+    )
+
+
+SPEED_ROUNDING = 0.01  # tokens/s and seconds are stored to three decimals
+
+LEVELS = pa.DataFrameSchema(
+    {
+        "concurrency": pa.Column(str, unique=True),
+        "seconds": pa.Column(float, pa.Check.gt(0, error="seconds must be above 0; serve again")),
+        "tokens": pa.Column(int),
+        "tokens_per_second": pa.Column(float),
+        "tokens_of_answers": pa.Column(int),
+    },
+    checks=[
+        pa.Check(
+            lambda frame: frame["tokens"] == frame["tokens_of_answers"],
+            error="tokens must be those of the answers; serve again",
+        ),
+        pa.Check(
+            lambda frame: (frame["tokens_per_second"] * frame["seconds"] / frame["tokens"] - 1).abs() < SPEED_ROUNDING,
+            error="tokens_per_second must be tokens / seconds; serve again",
+        ),
+    ],
+    strict=True,
+)
+
+
+def levels(concurrency: dict[str, dict]) -> pd.DataFrame:
+    """The levels of one server's measurements as a table for LEVELS."""
+    rows = [
+        {
+            "concurrency": level,
+            **{name: measured[name] for name in ("seconds", "tokens", "tokens_per_second")},
+            "tokens_of_answers": sum(len(answer["token_ids"]) for answer in measured["answers"]),
+        }
+        for level, measured in concurrency.items()
+    ]
+    return pd.DataFrame(rows, index=list(concurrency))
 
 
 def check(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:
     """Validate every row; UserError with the file, the first failing rows (by the frame's index) and the cure."""
-    if missing := [name for name in schema.columns if name not in frame.columns]:
+    needed = [name for name, column in schema.columns.items() if column.required]
+    if missing := [name for name in needed if name not in frame.columns]:
         raise UserError(f"{path}: every row lacks {', '.join(missing)}; delete the file and run again")
     try:
         schema.validate(frame, lazy=True)
     except SchemaErrors as error:
         cases = error.failure_cases
-        found = {
-            (
-                case["index"],
-                case["column"] if case["schema_context"] == "Column" else "",
-                CURES.get(case["check"], case["check"]),
-            )
-            for case in cases.to_dict("records")
-        }
+        found = {_failure(case, frame) for case in cases.to_dict("records")}
         ordered = sorted(found, key=lambda case: (pd.isna(case[0]), case))
         lines = [f"  row {row}{f', {column}' if column else ''}: {cure}" for row, column, cure in ordered[:SHOWN]]
         more = f"\n  and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""

@@ -7,12 +7,14 @@ import logging
 import shutil
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from pilotfish.errors import UserError
 from pilotfish.layers import default_capture_layers
 
 logger = logging.getLogger(__name__)
 PACKAGE_PREFIX = "package:"
+FORCED_WORDS = ("think", "tool")
 
 
 def materialise(source: str, revision: str | None, folder: Path) -> str | None:
@@ -93,8 +95,10 @@ def _link_files(source: Path, folder: Path) -> None:
         )
 
 
-def facts(folder: Path, *, source: str, revision: str | None, trust_remote_code: bool) -> dict:
-    """What later rules need to know of the target: sizes, attention kind, template, default layers."""
+def facts(
+    folder: Path, *, source: str, revision: str | None, trust_remote_code: bool, reasoning_parser: str | None
+) -> dict:
+    """What later rules need to know of the target: sizes, attention kind, template, tokens, default layers."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -115,7 +119,10 @@ def facts(folder: Path, *, source: str, revision: str | None, trust_remote_code:
         "attention": attention_kind(config),
         "chat_template_sha256": hashlib.sha256(_template_text(tokenizer.chat_template).encode()).hexdigest(),
         "end_token_ids": end_token_ids(folder, tokenizer.eos_token_id),
-        "special_token_ids": sorted(set(tokenizer.all_special_ids)),
+        "forced_token_ids": forced_token_ids(tokenizer),
+        "thinking_token_ids": thinking_token_ids(tokenizer),
+        "reasoning_parser": reasoning_parser,
+        "wrapper": wrapper_tokens(reasoning_parser, tokenizer) if reasoning_parser else None,
         "default_capture_layers": default_capture_layers(layers),
     }
 
@@ -141,3 +148,34 @@ def end_token_ids(folder: Path, eos_token_id: int | None) -> list[int]:
         more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", [])
         ids.update(more if isinstance(more, list) else [] if more is None else [more])
     return sorted(ids)
+
+
+def forced_token_ids(tokenizer: Any) -> list[int]:
+    """Tokens that every draft vocabulary holds: special ones, and added ones that wrap reasoning or tool calls."""
+    added = tokenizer.added_tokens_decoder.items()
+    wrapping = {number for number, token in added if any(word in str(token) for word in FORCED_WORDS)}
+    return sorted({*tokenizer.all_special_ids, *wrapping})
+
+
+def thinking_token_ids(tokenizer: Any) -> list[int]:
+    """Tokens that wrap reasoning, whether or not a reasoning parser is set."""
+    return sorted(number for number, token in tokenizer.added_tokens_decoder.items() if "think" in str(token))
+
+
+def wrapper_tokens(reasoning_parser: str, tokenizer: Any) -> dict[str, int] | None:
+    """Ids of the tokens that open and close reasoning for one of vLLM's parsers; None if it knows no such tokens."""
+    from vllm.reasoning import ReasoningParserManager
+
+    try:
+        parser = ReasoningParserManager.get_reasoning_parser(reasoning_parser)(tokenizer)
+    except Exception as error:  # each parser has its own way to refuse a tokenizer
+        raise UserError(
+            f"target.reasoning_parser: vLLM's {reasoning_parser!r} does not fit this target "
+            f"({type(error).__name__}: {error}); choose the parser of the target's own family"
+        ) from None
+    texts = {"open": parser.reasoning_start_str, "close": parser.reasoning_end_str}
+    vocabulary = tokenizer.get_vocab()
+    if any(text not in vocabulary for text in texts.values()):
+        logger.warning("%s has no single wrapper tokens: reasoning is not checked by token id", reasoning_parser)
+        return None
+    return {name: vocabulary[text] for name, text in texts.items()}
