@@ -31,9 +31,8 @@ rule serve:
     """Measurements of a {server}: the engine with a drafter, or `baseline`, under the same flags."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        manifest=f"{RESULTS}/samples/heldout/manifest.json",
+        manifest=f"{RESULTS}/prompts/manifest.json",
         prompts=ancient(f"{RESULTS}/prompts/heldout.jsonl"),
-        samples=ancient(f"{RESULTS}/samples/heldout/samples.arrow"),
         drafter=exported_drafter,
     output:
         f"{RESULTS}/evaluation/{{server}}/served.json",
@@ -54,19 +53,24 @@ rule serve:
         ),
     shell:
         "python {SCRIPTS}/serve.py --spec {params.spec:q} --code {params.code} --target {input.target}"
-        " --prompts {input.prompts} --samples {input.samples} {params.drafter} --engine {ENGINE:q}"
+        " --prompts {input.prompts} {params.drafter} --engine {ENGINE:q}"
         " --gpus {resources.gpu} --output {output}"
         " --engine-log {LOGS}/serve/{wildcards.server}.engine.log 2>&1 | tee {log}"
 
 
 rule validate_evaluation:
-    """Gate of a {drafter}'s measurements: counters add up, served rounds equal the replayed ones."""
+    """Gate of a {drafter}'s measurements: the trained drafter was served, and its rounds and texts are right."""
     input:
+        target=f"{RESULTS}/target/manifest.json",
+        drafter=f"{RESULTS}/drafters/{{drafter}}/manifest.json",
+        export=f"{RESULTS}/export/{{drafter}}/manifest.json",
+        responses=f"{RESULTS}/responses/train/manifest.json",
         baseline=f"{RESULTS}/evaluation/baseline/served.json",
         served=f"{RESULTS}/evaluation/{{drafter}}/served.json",
         replay=f"{RESULTS}/evaluation/{{drafter}}/replay.json",
         manifest=f"{RESULTS}/samples/heldout/manifest.json",
         samples=ancient(f"{RESULTS}/samples/heldout/samples.arrow"),
+        states=f"{RESULTS}/hidden_states/heldout/manifest.json",
     output:
         f"{RESULTS}/evaluation/{{drafter}}/manifest.json",
     log:
@@ -76,9 +80,11 @@ rule validate_evaluation:
     conda:
         CONDA
     params:
-        spec=drafting_spec,
+        spec=evaluation_gate_spec,
         code=code("validate_evaluation"),
     shell:
         "python {SCRIPTS}/validate_evaluation.py --spec {params.spec:q} --code {params.code}"
+        " --target {input.target} --drafter {input.drafter} --export {input.export}"
+        " --responses {input.responses} --samples {input.samples} --states {input.states}"
         " --baseline {input.baseline} --served {input.served} --replay {input.replay}"
-        " --samples {input.samples} --manifest {output} 2>&1 | tee {log}"
+        " --manifest {output} 2>&1 | tee {log}"

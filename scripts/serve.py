@@ -7,8 +7,7 @@ python scripts/serve.py --help
 import json
 from pathlib import Path
 
-from pilotfish import cli, engine, evaluation, files, gpus, manifest, samples
-from pilotfish.errors import UserError
+from pilotfish import cli, engine, evaluation, files, gpus, manifest
 
 
 def main() -> None:
@@ -26,15 +25,22 @@ def main() -> None:
         reasoning_parser=spec["reasoning_parser"],
     )
     if arguments.drafter:
+        manifest.read(arguments.drafter / "manifest.json", "export")
         line += engine.drafter_arguments(arguments.drafter, spec["speculative_tokens"])
     with gpus.lease(arguments.gpus), engine.Engine(line, options, arguments.engine_log) as server:
         measured = evaluation.measure_all(
             server, prompts, spec["sampling"], spec["concurrency"], options["stall_timeout"]
         )
-    _check_prompts(measured, arguments.samples)
+        view = server.view()
     files.write_json(
         arguments.output,
-        {"server": spec["server"], "sampling": spec["sampling"], "arguments": line, "concurrency": measured},
+        {
+            "server": spec["server"],
+            "sampling": spec["sampling"],
+            "arguments": line,
+            "engine": view,
+            "concurrency": measured,
+        },
     )
 
 
@@ -42,25 +48,14 @@ def _arguments():
     made = cli.parser(__doc__)
     cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
     cli.path_argument(made, "--prompts", "held-out prompts")
-    cli.path_argument(made, "--samples", "held-out samples, whose prompt tokens must be the served ones")
-    made.add_argument("--drafter", type=Path, help="exported drafter; without it the baseline is served")
+    made.add_argument(
+        "--drafter", type=Path, help="exported drafter, its manifest in it; without it the baseline is served"
+    )
     made.add_argument("--engine", required=True, help="JSON of the engine settings")
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
     cli.path_argument(made, "--output", "JSON to write")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
     return made.parse_args()
-
-
-def _check_prompts(measured: dict, path: Path) -> None:
-    stored = {s["row"]: s["input_ids"][: s["prompt_length"]] for s in samples.load(path)}
-    for level in measured.values():
-        for answer in level["answers"]:
-            row = answer["row"]
-            if row in stored and answer["prompt_token_ids"] != stored[row]:
-                raise UserError(
-                    f"held-out row {row}: the served prompt's tokens differ from the training data's; "
-                    "the chat template or its arguments changed in between"
-                )
 
 
 if __name__ == "__main__":

@@ -31,9 +31,10 @@ OPTIONS = {
 
 PATIENCE = 20  # seconds until a test fails that would otherwise hang
 
-# Answers /health; it and its child keep the pipe open while they live. Neither heeds SIGTERM if STUBBORN.
+# Answers /health and /v1/models, and writes a view; it and its child keep the pipe open while they live. Neither
+# heeds SIGTERM if STUBBORN. Without names of its own it answers to those that it was told.
 SERVER = """
-import http.server, os, signal, sys
+import http.server, json, os, signal, sys
 if STUBBORN:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pipe = open(PIPE, "w")
@@ -41,10 +42,15 @@ print("up", file=pipe, flush=True)
 if CHILD and os.fork() == 0:
     signal.pause()
     os._exit(0)
+told = sys.argv[sys.argv.index("--served-model-name") + 1:][:2]
+cards = MODELS or {"data": [{"id": name, "root": "m"} for name in told]}
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(HEALTH)
         self.end_headers()
+        self.wfile.write(json.dumps(cards).encode())
+with open(sys.argv[3], "w") as view:
+    json.dump({"told": told}, view)
 port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -62,11 +68,11 @@ class FakeServer:
         self.monkeypatch.setattr(sys, "executable", executable(self.folder / "server", code))
         return engine.Engine(["--model", "m"], {**OPTIONS, **options}, self.log)
 
-    def healthy(self, stubborn=False, health=200, child=True, **options) -> engine.Engine:
+    def healthy(self, stubborn=False, health=200, child=True, models=None, **options) -> engine.Engine:
         os.mkfifo(self.pipe)
         self.reader = os.open(self.pipe, os.O_RDONLY | os.O_NONBLOCK)
         settings = f"STUBBORN, HEALTH, CHILD, PIPE = {stubborn}, {health}, {child}, {str(self.pipe)!r}\n"
-        return self.running(settings + SERVER, **options)
+        return self.running(f"{settings}MODELS = {models!r}\n{SERVER}", **options)
 
     def said(self) -> bytes:
         """What comes through the pipe next; nothing when the last process that held it has ended."""
@@ -129,7 +135,9 @@ def test_a_server_is_run_on_loopback_offline_and_with_the_projects_modules(fake:
         pass
     line, environment = json.loads(fake.log.read_text())
     given = values_of(line)
-    assert line[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert line[:3] == ["-m", "pilotfish.launch", str(fake.log.with_suffix(".view.json"))]
+    names = line[line.index("--served-model-name") + 1 :][:2]
+    assert names[0] == engine.SERVED_NAME != names[1]
     assert given["--host"] == "127.0.0.1"
     assert given["--model"] == "m"
     assert int(given["--port"]) > 1023
@@ -142,6 +150,37 @@ def test_a_server_that_answers_is_entered_and_its_whole_group_is_stopped(fake: F
     with fake.healthy() as server:
         server.check_alive()
         assert server.url == f"http://127.0.0.1:{server.port}"
+    assert fake.all_are_gone()
+
+
+def test_a_server_tells_its_own_view_and_not_that_of_an_earlier_start(fake: FakeServer):
+    server = fake.healthy()
+    fake.log.parent.mkdir(parents=True)
+    fake.log.with_suffix(".view.json").write_text('{"told": "of an earlier start"}')
+    with server:
+        assert server.view() == {"told": [engine.SERVED_NAME, server.mark]}
+
+
+def cards_of(root: str, name: str) -> dict:
+    return {"data": [{"id": name, "root": root}]}
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (cards_of("another/model", "target"), r"a server for \['another/model'\] answers, not for 'm'"),
+        (cards_of("m", "target"), r"another job's server answers \(as \['target'\]\)"),
+        ({"hello": "world"}, "what answers there is no vLLM server"),
+        ([1], "what answers there is no vLLM server"),
+    ],
+    ids=["another model", "another job", "another kind", "not even an object"],
+)
+def test_a_server_that_is_not_the_jobs_own_is_refused_and_stopped(fake: FakeServer, models: object, said: str):
+    with (
+        pytest.raises(UserError, match=rf"http://127.0.0.1:\d+: {said}.*; stop the process"),
+        fake.healthy(models=models),
+    ):
+        pass
     assert fake.all_are_gone()
 
 
@@ -210,7 +249,6 @@ def line_of(**changes) -> list[str]:
 def test_the_engine_settings_reach_the_command_line():
     given = values_of(line_of())
     assert given["--model"] == "some/model"
-    assert given["--served-model-name"] == engine.SERVED_NAME
     assert given["--dtype"] == "bfloat16"
     assert given["--max-model-len"] == "4096"
     assert given["--max-num-seqs"] == "7"

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from types import TracebackType
 
 import httpx
 
+from pilotfish import files
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]): sys.exit("the job died first")
 os.execv(sys.argv[2], sys.argv[2:])
 """
+FOREIGN = "stop the process that took the port, or leave engine.port out to take a free one"
 FEW_CORES = 4
 INTEL_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"
 # What a start goes through, as patterns of vLLM's log lines.
@@ -64,7 +67,7 @@ def arguments(
 ) -> list[str]:
     """vLLM's command line for `engine` settings; capture needs prefix caching and chunked prefill off."""
     # The user's own come first: of two that contradict each other vLLM takes the last.
-    line = [*options["extra_args"], "--model", str(model), "--served-model-name", SERVED_NAME]
+    line = [*options["extra_args"], "--model", str(model)]
     line += ["--dtype", options["dtype"]]
     line += ["--max-model-len", str(options["max_model_len"]), "--max-num-seqs", str(options["max_num_seqs"])]
     line += ["--tensor-parallel-size", str(options["tensor_parallel"])]
@@ -126,6 +129,9 @@ class Engine:
         self.log = log
         self.port = 0
         self.process: subprocess.Popen | None = None
+        # A second name for the model, which no other server can know.
+        self.mark = f"{SERVED_NAME}-{secrets.token_hex(8)}"
+        self._view = log.with_suffix(".view.json")
 
     @property
     def url(self) -> str:
@@ -134,9 +140,11 @@ class Engine:
     def __enter__(self) -> "Engine":
         self.port = free_port(self.options["port"])
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._view.unlink(missing_ok=True)
         command = [PYTHON, "-c", DIE_WITH_PARENT, str(os.getpid())]
-        command += [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += [*self.line, "--host", HOST, "--port", str(self.port)]
+        command += [sys.executable, "-m", "pilotfish.launch", str(self._view.resolve())]
+        command += [*self.line, "--served-model-name", SERVED_NAME, self.mark]
+        command += ["--host", HOST, "--port", str(self.port)]
         logger.info("starting vLLM on %s:%d, log in %s", HOST, self.port, self.log)
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -148,6 +156,7 @@ class Engine:
             )
         try:
             self._wait_until_ready()
+            self._check_identity()
         except BaseException:
             self.stop()
             raise
@@ -193,6 +202,27 @@ class Engine:
                     f"reached: {', '.join(sorted(reached)) or 'nothing'}. Last lines of {self.log}:\n{self.tail()}"
                 )
             time.sleep(POLL_SECONDS)
+
+    def _check_identity(self) -> None:
+        """Raise UserError unless the server that answers is the one started here, with this job's target."""
+        asked = self.line[self.line.index("--model") + 1]
+        try:
+            cards = httpx.get(f"{self.url}/v1/models", timeout=30).raise_for_status().json()["data"]
+            roots, names = {card["root"] for card in cards}, {card["id"] for card in cards}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.url}: what answers there is no vLLM server ({error!r}); {FOREIGN}") from None
+        if roots != {asked}:
+            raise UserError(f"{self.url}: a server for {sorted(roots)} answers, not for {asked!r}; {FOREIGN}")
+        if self.mark not in names:
+            raise UserError(f"{self.url}: another job's server answers (as {sorted(names)}); {FOREIGN}")
+
+    def view(self) -> dict:
+        """What the running engine has resolved for itself, as it wrote it down (see `pilotfish.launch`).
+
+        `target` holds its facts, `drafter` the constants (`pilotfish.constants.read` takes them) and
+        `speculative` the method, k and folder; both are None without a drafter.
+        """
+        return files.read_json(self._view)
 
     def _answers(self) -> bool:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure an engine on held-out prompts, and compare what it served with the baseline and the replay."""
+"""Measure an engine on held-out prompts: speed, counters, and every answer with its rounds."""
 
 import asyncio
 import logging
@@ -10,14 +10,12 @@ import httpx
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import generation, replay
+from pilotfish import generation
 from pilotfish.engine import Engine
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-ROUNDS_EQUAL_MIN = 0.96  # a right replay shares 97.8% of its rounds with the engine, a wrong one 79.6%
-TAU_DIFFERENCE_MAX = 0.01
 COUNTERS = {
     "rounds": "vllm:spec_decode_num_drafts",
     "drafted": "vllm:spec_decode_num_draft_tokens",
@@ -112,52 +110,3 @@ def measure_all(
         return found
 
     return asyncio.run(run())
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two responses share from the start."""
-    for position, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return position
-    return min(len(left), len(right))
-
-
-def identical(left: Sequence[dict], right: Sequence[dict]) -> int:
-    """Rows whose token ids are the same in two sets of answers to the same prompts."""
-    return sum(a["token_ids"] == b["token_ids"] for a, b in zip(left, right, strict=True))
-
-
-def parity(answers: Sequence[dict], stored: dict[int, list[int]], replayed: dict[int, list], k: int) -> dict:
-    """Served rounds against replayed ones, over the tokens that both responses share.
-
-    The stored response came from a bigger batch, whose arithmetic differs in the last bits, so greedy
-    texts part now and then. Up to there a round depends on shared tokens alone; a round counts if its
-    bonus token is shared, on both sides, and the rest are left out.
-    """
-    served, ours = [], []
-    for answer in (answer for answer in answers if answer["row"] in stored):
-        shared = common_prefix(answer["token_ids"], stored[answer["row"]])
-        served.append(replay.within(replay.rounds_of(answer["per_step_accepted"]), shared))
-        ours.append(replay.within([replay.Round(*each) for each in replayed[answer["row"]]], shared))
-    equal, total = replay.compare_rounds(ours, served)
-    count = sum(len(answer["per_step_accepted"]) for answer in answers)
-    result = {"rounds_compared": total, "rounds_equal": equal, "rounds_served": count, "tau_difference": None}
-    if total and any(ours):
-        taus = [replay.summarise(rounds, k)["tau_micro_incl_bonus"] for rounds in (served, ours)]
-        result |= {"tau_served": taus[0], "tau_replay": taus[1], "tau_difference": taus[0] - taus[1]}
-    return result
-
-
-def counter_faults(measured: dict, where: str) -> list[str]:
-    """What is inconsistent among the counters and the requests of one measurement with a drafter."""
-    count, found = measured["counters"], []
-    per_request = [answer["per_step_accepted"] for answer in measured["answers"]]
-    if count["accepted"] > count["drafted"]:
-        found.append(f"{where}: {count['accepted']} tokens accepted, only {count['drafted']} drafted")
-    if count["rounds"] == 0:
-        found.append(f"{where}: the engine drafted nothing; was the drafter loaded?")
-    if sorted(count["accepted_per_position"], reverse=True) != count["accepted_per_position"]:
-        found.append(f"{where}: accepted per position {count['accepted_per_position']} does not fall")
-    if count["rounds"] != sum(map(len, per_request)) or count["accepted"] != sum(map(sum, per_request)):
-        found.append(f"{where}: the engine's counters and its requests disagree; was another client using it?")
-    return found

@@ -5,19 +5,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from safetensors.torch import load_file
 from torch import Tensor
+
+from pilotfish.rounds import Round, count_rounds, walk
+from pilotfish.shards import ShardReader
 
 # Shape suffixes: T tokens, S slots, L conditioning layers, H hidden size, A attention heads, K key/value
 # heads, D head size, V draft vocabulary, k drafted tokens a round.
 ROWS_PER_BATCH = 8  # rows that share one matrix product
 SLOTS_PER_BLOCK = 512  # slots whose scores or logits are in memory at once
-BOOTSTRAP_RESAMPLES = 1000
 
 REQUIRED = ("draft_vocab_size", "vocab_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta")
 REQUIRED += ("norm_before_residual",)  # where it is absent, speculators takes false and vLLM true
@@ -37,13 +38,6 @@ NORMS = (f"{LAYER}input_layernorm", f"{LAYER}hidden_norm", f"{LAYER}post_attenti
 PROJECTIONS = tuple(f"{LAYER}self_attn.{name}_proj" for name in "qkvo")
 MLP = tuple(f"{LAYER}mlp.{name}_proj" for name in ("gate", "up", "down"))
 WEIGHTS = {f"{name}.weight" for name in (*NORMS, *PROJECTIONS, *MLP, "embed_tokens", "fc", "lm_head")}
-
-
-class Round(NamedTuple):
-    """One draft-and-verify step: the response token it starts from, and how many drafted tokens held."""
-
-    start: int
-    accepted: int
 
 
 @dataclass(frozen=True)
@@ -122,15 +116,22 @@ class Eagle3Drafter:
         residual_SH = normed_SH if self.config["norm_before_residual"] else features_SH
         return residual_SH, self._rotate(query, positions_S), self._rotate(key, positions_S), value
 
-    def finish(self, residual_SH: Tensor, attended_SAD: Tensor) -> tuple[Tensor, Tensor]:
-        """The feature [S, H] to feed back, and the drafted token [S] as the target's id."""
+    def features(self, residual_SH: Tensor, attended_SAD: Tensor) -> tuple[Tensor, Tensor]:
+        """What a slot's layer gives [S, H]: before the final norm, and after it, where the head reads."""
         residual_SH = residual_SH + self._linear(attended_SAD.flatten(1), PROJECTIONS[3])
         normed_SH = self._norm(residual_SH, NORMS[2])
         gate, up = (self._linear(normed_SH, name) for name in MLP[:2])
         feature_SH = residual_SH + self._linear(F.silu(gate) * up, MLP[2])
-        output_SH = self._norm(feature_SH, NORMS[3])
-        blocks = output_SH.float().split(SLOTS_PER_BLOCK)
-        drafted_S = torch.cat([F.linear(block, self.head_VH).argmax(-1) for block in blocks])
+        return feature_SH, self._norm(feature_SH, NORMS[3])
+
+    def logits(self, output_SH: Tensor) -> Tensor:
+        """Logits [S, V] over the draft vocabulary, fp32."""
+        return F.linear(output_SH.float(), self.head_VH)
+
+    def finish(self, residual_SH: Tensor, attended_SAD: Tensor) -> tuple[Tensor, Tensor]:
+        """The feature [S, H] to feed back, and the drafted token [S] as the target's id."""
+        feature_SH, output_SH = self.features(residual_SH, attended_SAD)
+        drafted_S = torch.cat([self.logits(block).argmax(-1) for block in output_SH.split(SLOTS_PER_BLOCK)])
         return output_SH if self.config.get("norm_output") else feature_SH, self.target_ids_V[drafted_S]
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
@@ -211,44 +212,14 @@ def acceptance_table(drafter: Eagle3Drafter, rows: Sequence[ReplayRow], k: int) 
     return [table for batch in batches for table in _accept_batch(drafter, batch, k)]
 
 
-def rounds_of(per_step_accepted: Sequence[int]) -> list[Round]:
-    """All rounds of a response: each starts at the bonus token of the one before it."""
-    rounds, start = [], 0
-    for accepted in per_step_accepted:
-        rounds.append(Round(start, accepted))
-        start += accepted + 1
-    return rounds
-
-
-def within(rounds: Sequence[Round], n_tokens: int) -> list[Round]:
-    """The rounds whose bonus token is among a response's first `n_tokens`."""
-    return [each for each in rounds if each.start + each.accepted + 1 < n_tokens]
-
-
-def count_rounds(per_step_accepted: Sequence[int], n_stored: int) -> list[Round]:
-    """The rounds that count, of all rounds of a response in order: a replay's, or vLLM's `per_step_accepted`.
-
-    A round counts if its bonus token (the target's own, after the accepted ones) is among the `n_stored`
-    response tokens: start + accepted + 1 < n_stored. With k tokens stored beyond n_out that holds for the
-    last round too, uncut as vLLM counts it. Otherwise a round that runs past the stored tokens, or reaches an
-    EOS, after which nothing is stored, has no known length and is left out.
-
-    vLLM lists no step without a draft (after a preemption, near the context limit): the starts after one are
-    too small, and `compare_rounds` takes those rounds for different.
-    """
-    rounds = rounds_of(per_step_accepted)
-    if any(each.start + 1 >= n_stored for each in rounds):
-        raise ValueError(f"rounds go on after all {n_stored} tokens: they are of another response")
-    return within(rounds, n_stored)
-
-
-def walk(accepted: Sequence[int] | Tensor, n_stored: int) -> list[Round]:
-    """The rounds that a row's acceptance table [n_out - 1] leads to, as `count_rounds` leaves them."""
-    steps, start = [], 0
-    while start < len(accepted):
-        steps.append(int(accepted[start]))
-        start += steps[-1] + 1
-    return count_rounds(steps, n_stored)
+@torch.no_grad()
+def first_drafts(drafter: Eagle3Drafter, tokens_T: Tensor, states_TLH: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [T - 1, V] of the first drafted step at every slot of one row, and the drafted target ids [T - 1]."""
+    slots_S = torch.arange(len(tokens_T) - 1)
+    residual, query, keys, values = drafter.qkv(tokens_T[1:], drafter.project(states_TLH[:-1]), slots_S)
+    attended = _attend(query, (keys, values), [], slots_S)
+    logits_SV = drafter.logits(drafter.features(residual, attended)[1])
+    return logits_SV, drafter.target_ids_V[logits_SV.argmax(-1)]
 
 
 @torch.no_grad()
@@ -274,38 +245,22 @@ def replay_sequential(drafter: Eagle3Drafter, row: ReplayRow, k: int) -> list[Ro
     return count_rounds(steps, row.n_stored)
 
 
-def compare_rounds(replay: Sequence[Sequence[Round]], served: Sequence[Sequence[Round]]) -> tuple[int, int]:
-    """How many served rounds the replay has too (same response, start, accepted), and how many were served.
+def replay_samples(drafter: Eagle3Drafter, reader: ShardReader, every: Dataset, k: int) -> dict[int, list[Round]]:
+    """Rounds of each sample's response by row number; a batch of rows is in memory at a time.
 
-    Give it the rounds that count, by `count_rounds` with one n_stored: the cut last one is on neither side.
+    A response of one token, which came from prefill, has no round.
     """
-    equal = sum(len(set(ours) & set(theirs)) for ours, theirs in zip(replay, served, strict=True))
-    return equal, sum(len(rounds) for rounds in served)
-
-
-def summarise(rounds_per_row: Sequence[Sequence[Round] | Sequence[int]], k: int) -> dict:
-    """tau and its kin, from each row's rounds or from the bare accepted counts of an engine.
-
-    `tau_micro_incl_bonus` is 1 + accepted / rounds, with a bootstrap interval over rows; the macro one is the
-    mean of the rows' own; rows without a round enter neither. `joint[i]` is the share of rounds with more
-    than i accepted, `conditional[i]` is joint[i] / joint[i - 1], or None where no round got so far.
-    """
-    rows = [[c.accepted if isinstance(c, Round) else c for c in row] for row in rounds_per_row if len(row)]
-    counts = np.array([count for row in rows for count in row], dtype=int)
-    if not rows or counts.max() > k:
-        raise ValueError(f"no round to summarise, or one with more than k = {k} accepted; check rows and k")
-    sums, lengths = np.array([sum(row) for row in rows]), np.array([len(row) for row in rows])
-    picks = np.random.default_rng(0).integers(len(rows), size=(BOOTSTRAP_RESAMPLES, len(rows)))
-    resampled = 1 + sums[picks].sum(1) / lengths[picks].sum(1)
-    joint = [float((counts > i).mean()) for i in range(k)]
-    return {
-        "tau_micro_incl_bonus": float(1 + counts.mean()),
-        "tau_micro_interval_95": np.quantile(resampled, [0.025, 0.975]).tolist(),
-        "tau_macro_incl_bonus": float(1 + (sums / lengths).mean()),
-        "joint": joint,
-        "conditional": [a / b if b else None for a, b in zip(joint, [1.0, *joint[:-1]], strict=True)],
-        "histogram": np.bincount(counts, minlength=k + 1).tolist(),
-        "rounds": len(counts),
-        "rows": len(rounds_per_row),
-        "rows_without_rounds": len(rounds_per_row) - len(rows),
-    }
+    found: dict[int, list[Round]] = {}
+    for start in range(0, len(every), ROWS_PER_BATCH):
+        numbers, batch = [], []
+        for sample in every.select(range(start, min(start + ROWS_PER_BATCH, len(every)))):
+            found[sample["row"]] = []
+            n_out = len(sample["input_ids"]) - sample["prompt_length"]
+            if n_out > 1:
+                numbers.append(sample["row"])
+                states = reader.read(sample["row"]).hidden_states
+                batch.append(ReplayRow(torch.tensor(sample["input_ids"]), states, sample["prompt_length"], n_out))
+        tables = acceptance_table(drafter, batch, k) if batch else []
+        for row, stored, table in zip(numbers, batch, tables, strict=True):
+            found[row] = walk(table, stored.n_stored)
+    return found
