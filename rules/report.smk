@@ -42,3 +42,16 @@ rule report:
     shell:
         "python {SCRIPTS}/report.py --spec {params.spec:q} --code {params.code} --results {RESULTS}"
         " --benchmarks {BENCHMARKS} --output {output} 2>&1 | tee {log}"
+
+
+rule verify:
+    """Every byte of the run read again and compared with its manifests; damaged files are taken away."""
+    log:
+        f"{LOGS}/verify.log",
+    conda:
+        CONDA
+    params:
+        spec=spec(),
+        code=code("verify"),
+    shell:
+        "python {SCRIPTS}/verify.py --spec {params.spec:q} --code {params.code} --results {RESULTS} 2>&1 | tee {log}"

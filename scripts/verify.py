@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read every byte of a run again, say what is damaged, and take it away so that the next run rebuilds just that.
+
+python scripts/verify.py --spec '{}' --results results/default
+"""
+
+import logging
+
+from pilotfish import cli, verification
+from pilotfish.errors import UserError
+
+
+def main() -> None:
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--results", "the run's results")
+    arguments = made.parse_args()
+    found = verification.inspect(arguments.results)
+    logging.info("%d files, %.1f MB read and sound", found.sound, found.bytes_read / 1e6)
+    if found.unvouched:
+        logging.info("no manifest vouches for: %s", ", ".join(found.unvouched))
+    if found.damage:
+        verification.take_away(arguments.results, found.damage)
+        lines = "\n".join(f"  {each.file}: {each.fault}" for each in found.damage)
+        raise UserError(
+            f"{arguments.results}: {len(found.damage)} file(s) damaged or lost:\n{lines}\n"
+            "They and their manifests were removed; run again to rebuild them and what depends on them"
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main)
