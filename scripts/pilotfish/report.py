@@ -1,43 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compose a run's report, as Markdown, from its manifests, its measurements and Snakemake's benchmarks."""
 
-import csv
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pilotfish import files
-
-# Which folder of results/RUN each rule fills, for the cost table.
-STAGES = (
-    ("prepare_target", "target"),
-    ("collect_prompts", "prompts"),
-    ("respond", "responses"),
-    ("assemble_samples", "samples"),
-    ("capture", "hidden_states"),
-    ("map_vocabulary", "vocabulary"),
-    ("train", "drafters"),
-    ("export", "export"),
-    ("replay", None),
-    ("serve", "evaluation"),
-)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
-    """A Markdown table, padded to read well as plain text; columns after the first `left` are right-aligned."""
-    cells = [list(header), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(header))]
-    lines = [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        + " |"
-        for row in cells
-    ]
-    rule = [("-" * width) if column < left else ("-" * (width - 1) + ":") for column, width in enumerate(widths)]
-    return [lines[0], "| " + " | ".join(rule) + " |", *lines[1:]]
+from pilotfish import costs, files
+from pilotfish.markdown import table
 
 
 def compose(results: Path, benchmarks: Path, run: str, drafters: dict[str, dict]) -> str:
@@ -47,7 +15,8 @@ def compose(results: Path, benchmarks: Path, run: str, drafters: dict[str, dict]
     for name, drafter in found.items():
         lines += [f"## Training of `{name}`", "", *drafter.training(), ""]
         lines += [f"## Serving with `{name}`", "", *drafter.serving(), ""]
-    lines += ["## Cost of each stage", "", *cost(results, benchmarks), ""]
+    lines += ["## Cost of each stage", "", *costs.stages(results, benchmarks), ""]
+    lines += ["## Gates", "", *costs.gates(results, benchmarks), ""]
     lines += ["## Serve it", "", *_serve_lines(results, found)]
     return "\n".join(lines) + "\n"
 
@@ -115,7 +84,19 @@ def _identity(level: dict) -> str:
     floor = level["baseline_identical_to_its_first_level"]
     if floor < level["prompts"]:
         text += f" (the baseline agrees with its own first level in {floor})"
-    return text + "."
+    return f"{text}. {_departures(level['text_against_baseline'])}".rstrip()
+
+
+def _departures(text: dict) -> str:
+    """How far apart the target's logits are where the texts part."""
+    if not text["rows_differing"]:
+        return ""
+    if not text["rows_judged"]:
+        return "None of the places where they part can be judged: no state is stored there."
+    return (
+        f"Where they part, the two tokens' logits lie at most {text['largest_gap']:.2f} standard deviations apart "
+        f"({text['rows_judged']} of {text['rows_differing']} places judged): arithmetic noise."
+    )
 
 
 def _parity(parity: dict) -> str:
@@ -160,7 +141,9 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
         name = {"train": "training", "heldout": "held-out"}[split]
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(data["finish_reasons"].items()))
         rows.append([f"{name} rows", f"{data['ok']} answered, {data['failed']} refused ({ends})"])
-        rows.append([f"{name} tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response"])
+        rows.append([f"{name} answers", _answers(data)])
+        thought = f" ({data['reasoning_tokens']} of them reasoning)" if data["reasoning_tokens"] else ""
+        rows.append([f"{name} tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response{thought}"])
     states = _statistics(results / "hidden_states" / "train" / "manifest.json")
     rows.append(["capture layers, h(k)", " ".join(map(str, states["capture_layers"]))])
     for name, drafter in drafters.items():
@@ -168,16 +151,34 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
     return table(["", "value"], rows, left=2)
 
 
+def _answers(data: dict) -> str:
+    """The mode, what was left out, and what is remarkable, of a split's answers."""
+    parts = [data["mode"], f"{data['kept']} kept"]
+    parts += [f"{count} left out as {kind}" for kind, count in sorted(data["left_out"].items())]
+    cut = f", {data['cut_in_reasoning']} inside the reasoning" if data["cut_in_reasoning"] else ""
+    return ", ".join(parts) + f"; {data['truncated']} cut{cut}; {data['loops']} end in a loop"
+
+
+def _coverage(vocabulary: dict, k: int) -> str:
+    by_kind = [
+        f"{vocabulary[key]:.2%} of {kind}"
+        for kind in ("reasoning", "answer")
+        if (key := f"coverage_heldout_{kind}") in vocabulary
+    ]
+    split = f" ({', '.join(by_kind)})" if len(by_kind) > 1 else ""
+    return (
+        f"{vocabulary['draft_vocab_size']} tokens, covers {vocabulary['coverage_train']:.2%} of training, "
+        f"{vocabulary['coverage_heldout']:.2%} of held-out tokens{split}; no tau above "
+        f"{vocabulary['tau_ceiling_heldout'][str(k)]:.2f} is possible with it"
+    )
+
+
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
     vocabulary = drafter.vocabulary
     last = drafter.training_facts["heldout"][-1]
     accuracy = [last[f"full_acc_{step}"] for step in range(_ttt_steps(last))]
     rows = [
-        (
-            "draft vocabulary",
-            f"{vocabulary['draft_vocab_size']} tokens, covers {vocabulary['coverage_train']:.2%} of training, "
-            f"{vocabulary['coverage_heldout']:.2%} of held-out tokens",
-        ),
+        ("draft vocabulary", _coverage(vocabulary, drafter.k)),
         ("held-out loss, accuracy by step", f"{last['loss']:.3f}, {' '.join(_rates(accuracy))}"),
         ("replay tau", _tau(drafter.replay)),
     ]
@@ -191,49 +192,6 @@ def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
             )
         )
     return rows
-
-
-def cost(results: Path, benchmarks: Path) -> list[str]:
-    """Wall time, peak memory and disk of each stage and its gate; a file with two names counts once."""
-    seen: set[int] = set()
-    rows = []
-    total_seconds = total_bytes = 0.0
-    for rule, folder in STAGES:
-        seconds, memory = _benchmark(benchmarks, rule)
-        size = _disk(results / folder, seen) if folder else 0
-        total_seconds, total_bytes = total_seconds + seconds, total_bytes + size
-        rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}"])
-    gates = sum(_benchmark(benchmarks, path.stem)[0] for path in benchmarks.glob("validate_*"))
-    rows.append(["gates", f"{gates:.0f}", "", ""])
-    rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}"])
-    return table(["stage", "wall time, s", "peak memory, MiB", "disk, MB"], rows)
-
-
-def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:
-    """Seconds (summed over a rule's jobs, as each was last run) and peak resident MiB."""
-    seconds = memory = 0.0
-    for path in [*benchmarks.glob(f"{rule}.tsv"), *(benchmarks / rule).glob("*.tsv")]:
-        with open(path, newline="", encoding="utf-8") as handle:
-            for row in csv.DictReader(handle, delimiter="\t"):
-                seconds += float(row["s"])
-                memory = max(memory, _number(row["max_rss"]))
-    return seconds, memory
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:  # Snakemake writes NA for a job too short to sample
-        return 0.0
-
-
-def _disk(folder: Path, seen: set[int]) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink() and path.stat().st_ino not in seen:
-            seen.add(path.stat().st_ino)
-            size += path.stat().st_size
-    return size
 
 
 def _serve_lines(results: Path, drafters: dict[str, Drafter]) -> list[str]:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run has cost: time, memory and disk of each stage, and the share of its gates."""
+
+import csv
+import time
+from pathlib import Path
+
+from pilotfish import files
+from pilotfish.markdown import table
+
+# Which folder of results/RUN each rule fills, for the cost table.
+STAGES = (
+    ("prepare_target", "target"),
+    ("collect_prompts", "prompts"),
+    ("respond", "responses"),
+    ("assemble_samples", "samples"),
+    ("capture", "hidden_states"),
+    ("map_vocabulary", "vocabulary"),
+    ("rehearse", None),
+    ("train", "drafters"),
+    ("export", "export"),
+    ("replay", None),
+    ("serve", "evaluation"),
+)
+GATES = "validate_*"
+REHEARSAL = "rehearse"  # trains and serves one row for its gate alone: counted among the gates
+
+
+def stages(results: Path, benchmarks: Path) -> list[str]:
+    """Wall time, peak memory and disk of each stage and its gate; a file with two names counts once."""
+    seen: set[int] = set()
+    rows = []
+    total_seconds = total_bytes = 0.0
+    for rule, folder in STAGES:
+        seconds, memory = _benchmark(benchmarks, rule)
+        size = _disk(results / folder, seen) if folder else 0
+        total_seconds, total_bytes = total_seconds + seconds, total_bytes + size
+        rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}"])
+    gates = sum(seconds for _, seconds in _gates(benchmarks))
+    rows.append(["gates", f"{gates:.0f}", "", ""])
+    rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}"])
+    return table(["stage", "wall time, s", "peak memory, MiB", "disk, MB"], rows)
+
+
+def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:
+    """Seconds (summed over a rule's jobs, as each was last run) and peak resident MiB."""
+    seconds = memory = 0.0
+    for path in [*benchmarks.glob(f"{rule}.tsv"), *(benchmarks / rule).glob("*.tsv")]:
+        with open(path, newline="", encoding="utf-8") as handle:
+            for row in csv.DictReader(handle, delimiter="\t"):
+                seconds += float(row["s"])
+                memory = max(memory, _number(row["max_rss"]))
+    return seconds, memory
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # Snakemake writes NA for a job too short to sample
+        return 0.0
+
+
+def _disk(folder: Path, seen: set[int]) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_ino not in seen:
+            seen.add(path.stat().st_ino)
+            size += path.stat().st_size
+    return size
+
+
+def _gates(benchmarks: Path) -> list[tuple[str, float]]:
+    """Each gate with its seconds, summed over its jobs."""
+    names = sorted({path.stem for path in benchmarks.glob(GATES)})
+    return [(name, _benchmark(benchmarks, name)[0]) for name in names]
+
+
+def gates(results: Path, benchmarks: Path) -> list[str]:
+    """Seconds of each gate, their share of the run with and without the rehearsal, and the speed of checksums."""
+    found = _gates(benchmarks)
+    rehearsal = _benchmark(benchmarks, REHEARSAL)[0]
+    alone = sum(seconds for _, seconds in found)
+    total = alone + sum(_benchmark(benchmarks, rule)[0] for rule, _ in STAGES)
+    return [
+        *table(["gate", "wall time, s"], [[name, f"{seconds:.1f}"] for name, seconds in found]),
+        "",
+        f"All gates take {alone / total:.1%} of the time of all jobs; with the rehearsal, which trains, exports and "
+        f"serves one row before the training starts, {(alone + rehearsal) / total:.1%}.",
+        "",
+        f"Checksums are computed at {_checksum_speed(results):.1f} GB/s on one core.",
+    ]
+
+
+def _checksum_speed(results: Path) -> float:
+    """GB/s of the manifests' sha256 over the largest tensor file of the run, once it is in memory."""
+    largest = max(results.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    files.sha256_file(largest)
+    begun = time.perf_counter()
+    files.sha256_file(largest)
+    return largest.stat().st_size / (time.perf_counter() - begun) / 1e9
