@@ -27,7 +27,7 @@ def _arguments():
         cli.path_argument(made, f"--{split}-samples", "samples, Arrow; their manifest lies beside them")
         cli.path_argument(made, f"--{split}-states", "manifest of their hidden states")
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
-    cli.path_argument(made, "--output", "folder for config.json, model.safetensors and training_log.jsonl")
+    cli.path_argument(made, "--output", "folder for the checkpoint, its log and what it started from")
     return made.parse_args()
 
 
@@ -54,6 +54,7 @@ def _train(arguments, spec: dict) -> None:
     finished = unfinished / "finished"
     training.export(model, finished)
     files.link(log, finished / "training_log.jsonl")
+    files.link(unfinished / training.START, finished / training.START)
     files.publish_folder(finished, arguments.output)
     shutil.rmtree(unfinished.parent)
 

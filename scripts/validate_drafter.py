@@ -1,84 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate of a trained drafter: every step's loss finite and falling, weights finite, head and map the right ones.
+"""Gate of a trained drafter: trained as declared, every tensor what it should be, better than the simplest guess.
+
+Checks: the loss of every step finite, and falling; the learning rate of every step as the schedule has it, also
+after a resume; tensors of the right names, shapes and type, finite, as many parameters as the formula gives; every
+trained tensor has moved from its start and no frozen one has; the embedding is the target's bit for bit, the head
+still resembles the rows it started from; map and layers are the declared ones; replay tau on a few held-out rows
+above what always proposing the most frequent continuation gives.
+Does not check: what the training code feeds a drafter, which the rehearsal's gate has probed before; tau on all
+held-out rows, which `replay` computes.
 
 python scripts/validate_drafter.py --help
 """
 
-import math
-
-import torch
 from safetensors.torch import load_file
 
-from pilotfish import cli, files, layers, manifest
-from pilotfish.errors import UserError
+from pilotfish import cli, constants, drafter_checks, export_checks, files, layers, manifest, shards, tensors
 
-FILES = ("config.json", "model.safetensors", "training_log.jsonl")
+FILES = ("config.json", "model.safetensors", "constants.json", "initial.json", "training_log.jsonl")
+CURE = "delete the checkpoint's folder and run again once the cause is mended"
 
 
 def main() -> None:
-    made = cli.parser(__doc__)
-    cli.path_argument(made, "--target", "the target's manifest")
-    cli.path_argument(made, "--vocabulary", "vocabulary map")
-    cli.path_argument(made, "--checkpoint", "the drafter's folder")
-    cli.path_argument(made, "--manifest", "manifest to write")
-    arguments = made.parse_args()
+    arguments = _arguments()
     spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
+    folder = arguments.checkpoint
+    log = files.read_jsonl(folder / "training_log.jsonl")
+    held, vocabulary = load_file(folder / "model.safetensors"), load_file(arguments.vocabulary)
+    made = constants.read(files.read_json(folder / constants.FILE), folder / constants.FILE)
     wanted = layers.conditioning_layers(spec["capture_layers"], facts)
-    log = files.read_jsonl(arguments.checkpoint / "training_log.jsonl")
-    tensors = load_file(arguments.checkpoint / "model.safetensors")
+    found = tensors.Faults(folder)
+    for fault in drafter_checks.log_faults(log, spec):
+        found.add(f"training_log.jsonl, {fault}")
+    for fault in tensors.faults(held, export_checks.schema(made)):
+        found.add(f"model.safetensors, {fault}")
+    found.refuse(CURE)  # what follows reads these tensors
+    if list(made.capture_layers) != wanted:
+        found.add(f"constants.json: layers {list(made.capture_layers)}, where {wanted} are declared; train again")
     for fault in (
-        *_log_faults(log),
-        *_weight_faults(tensors, load_file(arguments.vocabulary)),
-        *_config_faults(files.read_json(arguments.checkpoint / "config.json"), wanted),
+        drafter_checks.count_fault(held, made),
+        *drafter_checks.movement_faults(held, files.read_json(folder / "initial.json")),
+        *drafter_checks.map_faults(held, vocabulary),
+        *drafter_checks.origin_faults(held, arguments.target.parent / "model", vocabulary),
     ):
-        raise UserError(f"{arguments.checkpoint}: {fault}")
+        if fault:
+            found.add(f"model.safetensors, {fault}")
+    found.refuse(CURE)
+    reader = shards.ShardReader(shards.verified_indexes(arguments.heldout_states), wanted)
+    accepted, fault = drafter_checks.acceptance(
+        folder, arguments.train_samples, arguments.heldout_samples, reader, spec["speculative_tokens"]
+    )
+    if fault:
+        found.add(fault)
+    found.refuse(CURE)
     manifest.write(
         arguments.manifest,
         schema="drafter",
-        paths=[arguments.checkpoint / name for name in FILES],
+        paths=[folder / name for name in FILES],
         spec=arguments.spec,
         code=arguments.code,
-        statistics=_statistics(log, tensors),
+        statistics={**_statistics(log, held), "acceptance": accepted},
     )
 
 
-def _log_faults(log: list[dict]):
-    steps = [row for row in log if row["kind"] == "train"]
-    for number, row in enumerate(steps):
-        if row["step"] != number:
-            yield f"training_log.jsonl: step {number} is missing; delete the folder and run again"
-            return
-        if not math.isfinite(row["loss"]):
-            yield f"training_log.jsonl, step {number}: the loss is {row['loss']}; lower learning_rate"
-            return
-    tenth = max(1, len(steps) // 10)
-    first, last = (sum(row["loss"] for row in part) / tenth for part in (steps[:tenth], steps[-tenth:]))
-    if last >= first:
-        yield f"the loss did not fall ({first:.3f} to {last:.3f}); look at learning_rate and the samples"
+def _arguments():
+    made = cli.parser(__doc__)
+    cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
+    cli.path_argument(made, "--vocabulary", "vocabulary map")
+    cli.path_argument(made, "--train-samples", "training samples")
+    cli.path_argument(made, "--heldout-samples", "held-out samples")
+    cli.path_argument(made, "--heldout-states", "manifest of their hidden states")
+    cli.path_argument(made, "--checkpoint", "the drafter's folder")
+    cli.path_argument(made, "--manifest", "manifest to write")
+    return made.parse_args()
 
 
-def _weight_faults(tensors: dict[str, torch.Tensor], vocabulary: dict[str, torch.Tensor]):
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            yield f"model.safetensors: {name} holds NaN or infinity"
-    for name in ("d2t", "t2d"):
-        if name in tensors and not torch.equal(tensors[name], vocabulary[name]):
-            yield f"model.safetensors: {name} is not the vocabulary map's; train again on the present map"
-    if len(tensors["lm_head.weight"]) != len(vocabulary["d2t"]):
-        yield "model.safetensors: lm_head has another size than the draft vocabulary"
-
-
-def _config_faults(config: dict, wanted: list[int]):
-    if config["eagle_aux_hidden_state_layer_ids"] != wanted:
-        yield f"config.json: layers {config['eagle_aux_hidden_state_layer_ids']}, trained on {wanted}"
-
-
-def _statistics(log: list[dict], tensors: dict[str, torch.Tensor]) -> dict:
+def _statistics(log: list[dict], held: dict) -> dict:
     heldout = [row for row in log if row["kind"] == "heldout"]
     return {
         "steps": sum(row["kind"] == "train" for row in log),
-        "parameters": sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point()),
+        "parameters": sum(tensor.numel() for tensor in held.values() if tensor.is_floating_point()),
         "heldout": [{key: row[key] for key in row if key.startswith(("loss", "full_acc"))} for row in heldout],
     }
 

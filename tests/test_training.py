@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A drafter learns what it should and nothing else, and a broken-off training ends as an unbroken one."""
 
+import hashlib
 import json
 import logging
 import os
@@ -14,9 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from speculators.models.eagle3.core import Eagle3DraftModel
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from helpers import HIDDEN, LAYERS, arrow_of, captured_folder, random_ids, response
+from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
 from pilotfish import files, replay, samples, shards, training, transfer, vocabulary
 
 VOCABULARY, DRAFT_VOCABULARY = 200, 80
@@ -60,16 +60,7 @@ def dataset(folder: Path, lengths: list[int], seed: int) -> transfer.SampleDatas
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     """A random target of four layers, samples with states, and a draft vocabulary."""
     folder = tmp_path_factory.mktemp("training")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "target")
+    random_target(folder / "target", VOCABULARY)
     train = dataset(folder / "train", [LENGTH] * 2 * STEPS_PER_EPOCH, seed=0)
     heldout = dataset(folder / "heldout", [LENGTH] * 3, seed=1000)
     stored = samples.load(folder / "train" / "samples.arrow")
@@ -138,6 +129,31 @@ def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nothing(unbroken: T
     assert rates[0] == 0 and max(rates) == rates[1] == SPEC["learning_rate"]
     assert rates[1:] == sorted(rates[1:], reverse=True)
     assert rates[-1] < 0.02 * SPEC["learning_rate"]
+
+
+def test_the_log_has_the_learning_rate_of_each_step(unbroken: Trained):
+    logged = {row["step"]: [row["learning_rate"]] for row in unbroken.log if row["kind"] == "train"}
+    assert logged == unbroken.rates
+
+
+def starts(inputs: Inputs) -> dict[str, str]:
+    """sha256 of what each tensor of the first try's drafter was at the start, in bf16."""
+    state = drafter(inputs).state_dict()
+    return {
+        name: hashlib.sha256(tensor.bfloat16().view(torch.uint8).numpy()).hexdigest() for name, tensor in state.items()
+    }
+
+
+def test_what_each_exported_tensor_was_at_the_start_is_recorded(inputs: Inputs, unbroken: Trained):
+    recorded, before = files.read_json(unbroken.work / training.START), starts(inputs)
+    assert recorded["frozen"] == {"embed_tokens.weight": before["embed_tokens.weight"]}
+    assert recorded["trainable"].keys() | recorded["frozen"].keys() == replay.WEIGHTS
+    assert recorded["trainable"] == {name: before[name] for name in recorded["trainable"]}
+
+
+def test_the_record_of_the_start_survives_a_resume(resumed: Trained, unbroken: Trained):
+    ours, theirs = (files.read_json(each.work / training.START) for each in (resumed, unbroken))
+    assert ours == theirs
 
 
 def test_nothing_is_pickled(unbroken: Trained):

@@ -8,7 +8,7 @@ import torch
 from speculators.models.eagle3.data import shift_batch
 
 from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_states, response
-from pilotfish import shards, transfer
+from pilotfish import samples, shards, transfer
 from pilotfish.errors import UserError
 
 RESPONSES = [response(row, random_ids(3 + row, row), random_ids(9, 90 + row)) for row in (4, 5, 7)]
@@ -27,7 +27,7 @@ def dataset(tmp_path: Path, ids: dict = IDS, layers: list[int] = LAYERS, pack: i
 def test_slot_t_is_trained_if_its_token_and_the_next_are_generated(prompt_length: int, response_length: int):
     total = prompt_length + response_length
     generated = torch.arange(total) >= prompt_length
-    mask = transfer.serving_mask(generated)
+    mask = samples.serving_mask(generated)
     # speculators sees the T - 1 tokens that have states, and drops the first mask entry for slot 0.
     tokens = torch.arange(total - 1)
     shifted = shift_batch(
@@ -86,3 +86,20 @@ def test_a_sample_without_states_is_refused_by_its_row(tmp_path: Path):
 def test_states_are_never_generated_behind_the_readers_back(tmp_path: Path):
     with pytest.raises(UserError, match="run the `capture` rule again"):
         dataset(tmp_path).transfer.get_generated({})
+
+
+def test_states_held_in_memory_reach_a_sample_as_those_of_shards_do(tmp_path: Path):
+    stored = dataset(tmp_path)
+    rows = {row: stored.transfer.reader.read(row) for row in IDS}
+    held = transfer.SampleDataset(tmp_path / "samples.arrow", transfer.HeldTransfer(rows), LONGEST, torch.bfloat16)
+    for number in range(len(IDS)):
+        ours, theirs = held[number], stored[number]
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_row_that_is_not_held_in_memory_is_refused(tmp_path: Path):
+    arrow = arrow_of(tmp_path, RESPONSES)
+    samples = transfer.SampleDataset(arrow, transfer.HeldTransfer({}), LONGEST, torch.bfloat16)
+    with pytest.raises(UserError, match="row 4: no hidden states"):
+        samples[0]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train an EAGLE-3 drafter with speculators' model, losses and Trainer, on the CPU or one GPU."""
 
+import hashlib
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from speculators.train.distributed_batch_sampler import MultipackDistributedBatc
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
 
-from pilotfish import files
+from pilotfish import constants, files
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ loguru.logger.disable("speculators")
 DTYPE = torch.bfloat16  # of hidden states, of autocast and of the drafter as served
 CHECKPOINTS_PER_EPOCH = 4
 REPORT_SECONDS = 15
+START = "initial.json"  # what each tensor was before training
 WORKERS = 4  # data-loader processes on a GPU
 
 
@@ -200,6 +202,8 @@ class StepLog(logging.Handler):
         kind = "train" if "train" in content else "heldout"
         metrics = content["train"] if kind == "train" else content["val"]
         row = {"kind": kind, "epoch": content["epoch"], "step": record.step}
+        if kind == "train":
+            row["learning_rate"] = content["lr"]
         row |= {name.removesuffix("_epoch"): round(float(value), 6) for name, value in metrics.items()}
         files.append_jsonl(self.path, row)
         self._report(row)
@@ -219,13 +223,18 @@ class StepLog(logging.Handler):
             )  # fmt: skip
 
 
-def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
-    train_kwargs, val_kwargs = Eagle3DraftModel.get_trainer_kwargs(
+def loss_arguments(spec: dict) -> tuple[dict, dict]:
+    """What the model's forward is called with in training and in validation: the loss and its steps."""
+    return Eagle3DraftModel.get_trainer_kwargs(
         loss_fn=spec["loss"],
         ttt_steps=spec["ttt_steps"],
         ttt_step_loss_decay=spec["ttt_step_loss_decay"],
         loss_implementation="fused" if device().type == "cuda" else "eager",
     )
+
+
+def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
+    train_kwargs, val_kwargs = loss_arguments(spec)
     return TrainerConfig(
         lr=spec["learning_rate"],
         num_epochs=spec["epochs"],
@@ -240,6 +249,23 @@ def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
     )
 
 
+def record_start(model: Eagle3DraftModel, path: Path) -> None:
+    """Write what each tensor is before training, unless an earlier try did: the sha256 of its bf16 bytes.
+
+    `trainable` and `frozen` hold the parameters that an export will have, by name.
+    """
+    if path.exists():
+        return
+    kept = convert_float_dtype(model.state_dict(), DTYPE)
+    left_out = set(model._keys_to_ignore_on_save or ())
+    start: dict[str, dict[str, str]] = {"trainable": {}, "frozen": {}}
+    for name, parameter in model.named_parameters():
+        if name not in left_out:
+            content = kept[name].cpu().contiguous().view(torch.uint8).numpy()
+            start["trainable" if parameter.requires_grad else "frozen"][name] = hashlib.sha256(content).hexdigest()
+    files.write_json(path, start)
+
+
 def train(
     model: Eagle3DraftModel,
     spec: dict,
@@ -249,6 +275,8 @@ def train(
 ) -> Path:
     """Train for `epochs`, resuming from `work` if it holds a checkpoint; returns the log of steps.
 
+    START, beside the log, says what each tensor was before the first step.
+
     Raises SystemExit when a signal ended training early: the state is kept for the next try.
     """
     if device().type == "cpu":
@@ -256,6 +284,7 @@ def train(
         torch.accelerator.synchronize = lambda *_: None
     # StepLog reports instead of a progress bar.
     speculators_trainer.tqdm = lambda batches, **_: batches
+    record_start(model, work / START)
     train_loader = loader(train_set, spec["pack_length"], spec["seed"])
     total = spec["epochs"] * len(train_loader)  # about: epochs pack differently
     trainer = ResumableTrainer(
@@ -285,7 +314,11 @@ def train(
 
 
 def export(model: Eagle3DraftModel, folder: Path) -> None:
-    """Write config.json and bf16 model.safetensors in speculators' format, which vLLM serves as it is."""
+    """Write config.json and bf16 model.safetensors in speculators' format, which vLLM serves as it is.
+
+    Beside them constants.json says what the model was in training.
+    """
     state = convert_float_dtype(model.state_dict(), DTYPE)
     model.save_pretrained(folder, state_dict=state)
     patch_config_dtype(folder / "config.json", DTYPE)
+    constants.write(folder, constants.of_model(model))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pilotfish's shards as an hs_connectors transfer backend, and the training view of a sample."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -29,13 +30,15 @@ class ShardTransfer(HiddenStatesTransfer):
         raise UserError("hidden states are missing from the shards; run the `capture` rule again")
 
 
-def serving_mask(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Which positions a drafter is trained on, [T] -> [T-1]: entry j is m[j] and m[j+1].
+class HeldTransfer(ShardTransfer):
+    """The states of a few rows held in memory, which a probe may have changed before they reach a sample."""
 
-    Serving uses slot t if x[t+1] and x[t+2] are both generated; speculators trains slot t under entry
-    t + 1 of the mask it is given (it drops the first entry), so entry t + 1 is m[t+1] & m[t+2].
-    """
-    return loss_mask[:-1] & loss_mask[1:]
+    def __init__(self, rows: Mapping[int, shards.RowStates]):
+        self.reader = _Held(rows)
+
+
+class _Held(dict):
+    read = dict.__getitem__
 
 
 class SampleDataset(BaseDataset):
@@ -73,5 +76,5 @@ class SampleDataset(BaseDataset):
             "hidden_states": held["hidden_states"][:, :-1].flatten(1),
             "input_ids": held["token_ids"],
             "verifier_last_hidden_states": held["hidden_states"][:, -1],
-            "loss_mask": serving_mask(sample["loss_mask"]),
+            "loss_mask": samples.serving_mask(sample["loss_mask"]),
         }

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the training's code path, and a rehearsal that shows them."""
+
+from collections.abc import Callable
+
+import torch
+from speculators.models.eagle3.core import Eagle3DraftModel
+
+from faults import Scene, fault
+from pilotfish import files, training, transfer
+
+REHEARSAL = "drafters/eagle3/rehearsal"
+WHERE = r"results/tiny/drafters/eagle3/rehearsal: \d+ check\(s\) failed:\n(?s:.*)"
+CURE = r"(?s:.*)mend that, delete the folder and run again"
+
+
+def change_method(scene: Scene, owner: object, name: str, change: Callable) -> None:
+    """Put `change(method, *arguments)` in the place of a method or function."""
+    method = getattr(owner, name)
+    scene.monkeypatch.setattr(owner, name, lambda *args, **kwargs: change(method, *args, **kwargs))
+
+
+@fault(
+    "Training",
+    "a layer does not reach the projection",
+    "validate_rehearsal",
+    WHERE + r"layer 3 does not reach the projection: without its states the logits stay as they are" + CURE,
+)
+def layer_lost(scene: Scene) -> None:
+    def forward(method, model, hidden_states: torch.Tensor, *args, **kwargs):
+        hidden_states = hidden_states.clone()
+        hidden_states[..., -model.hidden_size :] = 0
+        return method(model, hidden_states, *args, **kwargs)
+
+    change_method(scene, Eagle3DraftModel, "forward", forward)
+
+
+@fault(
+    "Training",
+    "label layer leaks into the conditioning",
+    "validate_rehearsal",
+    WHERE + r"label layer 4 leaks into the conditioning: with other labels the logits are others" + CURE,
+)
+def label_layer_leaks(scene: Scene) -> None:
+    def last_three(method, data, index: int) -> dict:
+        states = data.transfer.get_cached(int(data.samples[index]["row"]))["hidden_states"]
+        return {**method(data, index), "hidden_states": states[:, 1:].flatten(1)}
+
+    change_method(scene, transfer.SampleDataset, "_get_raw_data", last_three)
+
+
+@fault(
+    "Training",
+    "noise reaches the labels",
+    "validate_rehearsal",
+    WHERE
+    + r"noise reaches the labels: take them before any is added(?s:.*)"
+    + r"slot \d+: its label state is that of no position \(noise, or other layers\), not t\+1's"
+    + CURE,
+)
+def noise_in_labels(scene: Scene) -> None:
+    def noisy(method, held, row: int) -> dict:
+        found = method(held, row)
+        states = found["hidden_states"]
+        return {**found, "hidden_states": states + 0.1 * torch.randn(states.shape).to(states)}
+
+    change_method(scene, transfer.HeldTransfer, "get_cached", noisy)
+
+
+@fault(
+    "Training",
+    "soft loss where hard was asked",
+    "validate_rehearsal",
+    WHERE + r"the loss of step 0 is \d+\.\d+ where ce, as asked, is \d+\.\d+: it is that of kl_div" + CURE,
+)
+def soft_loss(scene: Scene) -> None:
+    config = scene.root / "config" / "tiny.yaml"
+    text = config.read_text(encoding="utf-8")
+    files.write_text(config, text.replace("    algorithm: eagle3\n", "    algorithm: eagle3\n    loss: ce\n"))
+    change_method(scene, training, "loss_arguments", lambda method, spec: method({**spec, "loss": "kl_div"}))
+
+
+@fault(
+    "Training",
+    "packed documents see each other",
+    "validate_rehearsal",
+    WHERE + r"packed documents see each other: document 0 changes the logits of document 1" + CURE,
+)
+def one_document(scene: Scene) -> None:
+    def without_borders(method, model, documents: torch.Tensor, *args, **kwargs):
+        return method(model, documents.clamp(max=0), *args, **kwargs)
+
+    change_method(scene, Eagle3DraftModel, "_build_attn_mask", without_borders)
+
+
+def change_shift(scene: Scene, change: Callable[[dict, dict], dict]) -> None:
+    """Change what the shift makes of a sample; `change` takes the sample and the shifted one."""
+    change_method(scene, training, "shift_batch", lambda method, sample: change(sample, method(sample)))
+
+
+@fault(
+    "Training",
+    "targets shifted twice",
+    "validate_rehearsal",
+    WHERE + r"document 0 \(row \d+\), slot 0: its label state is that of position 2, not t\+1's" + CURE,
+)
+def shifted_twice(scene: Scene) -> None:
+    def again(_: dict, shifted: dict) -> dict:
+        return {**shifted, "verifier_last_hidden_states": shifted["verifier_last_hidden_states"].roll(-1, 0)}
+
+    change_shift(scene, again)
+
+
+@fault(
+    "Training",
+    "training mask shifted by one",
+    "validate_rehearsal",
+    WHERE
+    + r"document 0 \(row \d+\): \(input, label\) positions that only training uses \[\], only serving \[\(8, 9\)\]"
+    + CURE,
+)
+def mask_shifted(scene: Scene) -> None:
+    """The mask goes along with the features instead of the tokens."""
+    change_shift(scene, lambda sample, shifted: {**shifted, "loss_mask": sample["loss_mask"][:-1]})
+
+
+@fault(
+    "Training",
+    "the memorised row does not come back",
+    "validate_rehearsal",
+    WHERE
+    + r"round 2 accepted 1 of 3 tokens of a row known by heart \(from its response token 8\): the block is not full\n"
+    + r" +round 2: the replay has \(8, 3\) \(start, accepted\) where the engine has \(8, 1\)"
+    + CURE,
+)
+def row_does_not_come_back(scene: Scene) -> None:
+    """An engine with another forward than the training's: the text is right, the blocks are not full."""
+    scene.edit_json(f"{REHEARSAL}/served.json", lambda served: served.update(per_step_accepted=[3, 3] + 14 * [1]))
