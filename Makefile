@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run | test | plan | lint | profiles | clean;  CONFIG=my.yaml and PROFILE=gpu change run and plan.
+# make run | test | plan | lint | tables | profiles | clean;  CONFIG=my.yaml and PROFILE=gpu change run and plan.
 
 PROFILE ?= cpu
 CONFIG ?=
@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SNAKEMAKE := snakemake --profile profiles/$(PROFILE) $(if $(CONFIG),--configfile $(CONFIG))
 ENVIRONMENT := $(if $(filter cpu,$(PROFILE)),cpu,gpu)
 
-.PHONY: run test plan lint setup profiles clean
+.PHONY: run test plan lint tables setup profiles clean
 
 run: setup
 	$(SNAKEMAKE)
@@ -23,6 +23,9 @@ lint: setup
 	ruff check .
 	ruff format --check .
 	snakefmt --check Snakefile rules
+
+tables: setup
+	PYTHONPATH=scripts:tests python docs/make_tables.py
 
 setup:
 	@bash envs/setup.sh $(ENVIRONMENT)

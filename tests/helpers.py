@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small rows, shards, samples, server scripts and in-process plans that several test files build on."""
 
-import json
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ import torch
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, Quietness, ResourceSettings
 
-from pilotfish import samples, shards
+from pilotfish import files, samples, shards
 from pilotfish.shards import RowStates
 
 HIDDEN = 64
@@ -67,10 +66,25 @@ def captured_folder(folder: Path, ids: dict[int, list[int]], layers: Sequence[in
 def arrow_of(folder: Path, responses: Sequence[dict]) -> Path:
     """The samples of `responses` as an Arrow file."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(each) + "\n" for each in responses)
-    (folder / "responses.jsonl").write_text(lines, encoding="utf-8")
-    samples.assemble([folder / "responses.jsonl"], folder / "samples.arrow")
+    samples.write((samples.sample_of(each) for each in responses), folder / "samples.arrow")
     return folder / "samples.arrow"
+
+
+def random_target(folder: Path, vocabulary: int = 200) -> Path:
+    """A random target of four layers, as `LAYERS` and `HIDDEN` say, in a Hugging Face folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=len(LAYERS),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def flip_bit(path: Path, from_end: int = 1) -> None:
@@ -97,22 +111,22 @@ class PlannedJob:
     line: list[str]
 
 
-_plans: dict[str, list[PlannedJob]] = {}
+_plans: dict[tuple[str, str], list[PlannedJob]] = {}
 
 
-def plan(root: Path, config: str = "config/tiny.yaml") -> list[PlannedJob]:
-    """Every job of the workflow in `root`, planned in this process; one configuration is planned once."""
-    text = (root / config).read_text(encoding="utf-8")
-    if text not in _plans:
-        _plans[text] = [
+def plan(root: Path, config: str = "config/tiny.yaml", target: str = "all") -> list[PlannedJob]:
+    """Every job that `target` takes in `root`, planned in this process; one configuration is planned once."""
+    key = ((root / config).read_text(encoding="utf-8"), target)
+    if key not in _plans:
+        _plans[key] = [
             PlannedJob(job.rule.name, dict(job.wildcards_dict or {}), tuple(job.output), command_line(job.shellcmd))
-            for job in execute(root, root / config, "dryrun", forceall=True).jobs
+            for job in execute(root, root / config, "dryrun", forceall=True, target=target).jobs
             if job.rule.name != "all"
         ]
-    return _plans[text]
+    return _plans[key]
 
 
-def execute(root: Path, config: Path, executor: str, forceall: bool):
+def execute(root: Path, config: Path, executor: str, forceall: bool, target: str = "all"):
     """Plan (`dryrun`) or `touch` the workflow in `root` in this process; returns Snakemake's graph of jobs."""
     before = Path.cwd()
     try:
@@ -123,7 +137,7 @@ def execute(root: Path, config: Path, executor: str, forceall: bool):
                 snakefile=root / "Snakefile",
                 workdir=root,
             )
-            workflow.dag(DAGSettings(forceall=forceall)).execute_workflow(executor=executor)
+            workflow.dag(DAGSettings(forceall=forceall, targets={target})).execute_workflow(executor=executor)
             return workflow._workflow.dag
     finally:
         os.chdir(before)
@@ -133,4 +147,19 @@ def command_line(shell: str) -> list[str]:
     """The words of a rule's shell line, without its log; `$(dirname x)` becomes the folder."""
     line = shell.partition(" 2>&1 | tee ")[0]
     line = re.sub(r"\$\(dirname ([^)]+)\)", lambda found: str(Path(found[1]).parent), line)
-    return shlex.split(line)
+    # The rules ask for GPUs; the profile of this machine grants none.
+    return shlex.split(re.sub(r"--gpus \d+", "--gpus 0", line))
+
+
+def write_benchmark(path: Path, seconds: float, memory: str = "1.0") -> None:
+    """A benchmark as Snakemake writes it."""
+    files.write_text(path, f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t{memory}\n")
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def rows_of(lines: list[str]) -> dict[str, list[str]]:
+    """Rows of the tables in a report, by their first cell."""
+    return {cells(line)[0]: cells(line)[1:] for line in lines if line.startswith("|")}

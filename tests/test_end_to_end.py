@@ -12,9 +12,12 @@ import psutil
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from conftest import snakemake
-from pilotfish import files, samples, shards
+from pilotfish import files, responses, samples, shards
+from pilotfish.errors import UserError
 
 RUN = Path("results") / "tiny"
 TINY = yaml.safe_load((Path(__file__).parent.parent / "config" / "tiny.yaml").read_text(encoding="utf-8"))
@@ -26,7 +29,7 @@ def run(tiny_run: tuple[Path, str]) -> Path:
     return tiny_run[0] / RUN
 
 
-def responses(run: Path, split: str) -> list[dict]:
+def answered(run: Path, split: str) -> list[dict]:
     return [row for part in PARTS for row in files.read_jsonl(run / "responses" / split / f"{part}.jsonl")]
 
 
@@ -54,7 +57,7 @@ def test_no_unfinished_work_and_no_pickle_is_left(run: Path):
 
 
 def test_every_prompt_was_answered_with_exact_ids_and_parsed_reasoning(run: Path):
-    rows = responses(run, "train")
+    rows = answered(run, "train")
     assert [row["row"] for row in rows] == list(range(TINY["prompts"]["train"]))
     stopped = [row for row in rows if row["finish_reason"] == "stop"]
     assert len(stopped) > 0.9 * len(rows)
@@ -62,9 +65,50 @@ def test_every_prompt_was_answered_with_exact_ids_and_parsed_reasoning(run: Path
     assert all("<think>" not in (row["text"] or "") for row in stopped)
 
 
+def wrapper(run: Path) -> tuple[int, int]:
+    """Ids of the tokens that open and close the tiny target's reasoning, as the run recorded them."""
+    facts = files.read_json(run / "target" / "manifest.json")["statistics"]["wrapper"]
+    return facts["open"], facts["close"]
+
+
+def test_the_wrapper_tokens_of_the_targets_reasoning_are_known(run: Path, tiny_target: Path):
+    tokenizer = Tokenizer.from_file(str(tiny_target / "tokenizer.json"))
+    assert wrapper(run) == (tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>"))
+    facts = files.read_json(run / "target" / "manifest.json")["statistics"]
+    assert set(wrapper(run)) <= set(facts["forced_token_ids"])
+
+
+def test_the_exact_stream_is_trained_on_wrapper_included(run: Path):
+    opening, closing = wrapper(run)
+    held = reader(run, "train")
+    for sample in samples.load(run / "samples" / "train" / "samples.arrow"):
+        ids, start = sample["input_ids"], sample["prompt_length"]
+        assert ids[start] == opening and closing in ids[start:]
+        assert all(sample["loss_mask"][start:]) and not any(sample["loss_mask"][:start])
+        assert held.read(sample["row"]).token_ids.tolist() == ids[:-1]
+
+
+def test_earlier_reasoning_is_stripped_by_the_template_and_samples_hold_what_the_engine_saw(
+    run: Path, tiny_target: Path
+):
+    """Multi-turn prompts: the ids of prompt and answer are the engine's own, not made anew from text."""
+    prompts = files.read_jsonl(run / "prompts" / "train.jsonl")
+    turns = {row: prompt["messages"] for row, prompt in enumerate(prompts) if len(prompt["messages"]) > 1}
+    assert len(turns) > 5 and all("<think>" in messages[1]["content"] for messages in turns.values())
+    opening, closing = wrapper(run)
+    template = AutoTokenizer.from_pretrained(tiny_target)
+    held, found = reader(run, "train"), samples.load(run / "samples" / "train" / "samples.arrow")
+    for row, messages in turns.items():
+        sample = found[row]
+        prompt = sample["input_ids"][: sample["prompt_length"]]
+        assert prompt == template.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert not {opening, closing} & set(prompt)
+        assert held.read(row).token_ids.tolist() == sample["input_ids"][:-1]
+
+
 def test_samples_are_the_prompts_ids_then_the_responses(run: Path):
     for sample, row in zip(
-        samples.load(run / "samples" / "train" / "samples.arrow"), responses(run, "train"), strict=True
+        samples.load(run / "samples" / "train" / "samples.arrow"), answered(run, "train"), strict=True
     ):
         assert sample["input_ids"] == row["prompt_token_ids"] + row["token_ids"]
         assert sum(sample["loss_mask"]) == len(row["token_ids"])
@@ -136,11 +180,11 @@ def test_rows_without_states_are_captured_by_prefill_and_no_text_is_made_anew(
     assert similarity.min() > 0.99
 
 
-def respond_line(root: Path, output: Path) -> list[str]:
+def respond_line(root: Path, output: Path, max_tokens: int) -> list[str]:
     """`python scripts/respond.py ...` for one part of the held-out prompts, as the rule would write it."""
     spec = {
         "trust_remote_code": False, "reasoning_parser": "deepseek_r1", "seed": 0,
-        "sampling": {"max_tokens": 64, "temperature": 0.0, "top_p": 1.0, "chat_template_kwargs": {}},
+        "sampling": {"max_tokens": max_tokens, "temperature": 0.0, "top_p": 1.0, "chat_template_kwargs": {}},
     }  # fmt: skip
     engine = {
         **TINY["engine"], "dtype": "bfloat16", "tensor_parallel": 1, "gpu_memory_utilization": 0.9, "port": None,
@@ -156,7 +200,7 @@ def respond_line(root: Path, output: Path) -> list[str]:
 
 def test_a_job_that_is_killed_keeps_its_rows_and_takes_its_engine_along(tiny_run: tuple[Path, str], tmp_path: Path):
     root, _ = tiny_run
-    line = respond_line(root, tmp_path / "part.jsonl")
+    line = respond_line(root, tmp_path / "part.jsonl", max_tokens=8)
     job = subprocess.Popen(line, cwd=root, stderr=subprocess.PIPE, text=True)
     assert job.stderr is not None
     said = iter(job.stderr.readline, "")
@@ -176,3 +220,13 @@ def test_a_job_that_is_killed_keeps_its_rows_and_takes_its_engine_along(tiny_run
     first = files.read_jsonl(root / RUN / "responses" / "heldout" / f"{PARTS[0]}.jsonl")
     second = files.read_jsonl(tmp_path / "part.jsonl")
     assert [row["prompt_token_ids"] for row in first] == [row["prompt_token_ids"] for row in second]
+    # Eight tokens end inside the reasoning, which the gate counts and the policy decides.
+    facts = files.read_json(root / RUN / "target" / "manifest.json")["statistics"]
+    policy = {"truncated": "drop", "max_truncated": 0.5, "max_loops": 0.1, "max_flawed": 0.0}
+    review = responses.Review(facts, policy, responses.detokeniser(root / RUN / "target" / "model", False))
+    reasons = [review.take(row) for row in second]
+    assert all(row["reasoning"] and row["text"] is None for row in second)
+    assert review.statistics()["cut_in_reasoning"] == len(second)
+    assert set(reasons) == {"cut after 8 tokens"}
+    with pytest.raises(UserError, match="24 of 24 answers were cut at max_tokens"):
+        review.verdict("responses/heldout", None)

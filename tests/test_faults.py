@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 
+import faults_capture  # noqa: F401
+import faults_data  # noqa: F401
+import faults_drafter  # noqa: F401
+import faults_prompts  # noqa: F401
+import faults_runs  # noqa: F401
+import faults_serving  # noqa: F401
+import faults_training  # noqa: F401
 from faults import FAULTS, Fault, Scene, catch
+
+CLEAN_NOTE = (
+    "And the other way: `python tests/clean_runs.py FOLDER` makes ten clean runs with other seeds, sizes and settings "
+    "through the real engine; every gate must pass all of them (`docs/benchmarks.md`)."
+)
 
 
 @pytest.fixture

@@ -14,15 +14,16 @@ from snakemake.exceptions import WorkflowError
 
 from conftest import CONFIG, changed, copy_workflow
 from helpers import execute
-from pilotfish import digest
+from pilotfish import digest, verification
 
 RESULTS = "results/default"
 
 EVALUATION = {"serve", "validate_evaluation", "report", "all"}
-AFTER_TRAINING = {"validate_drafter", "replay", "export"} | EVALUATION
+AFTER_TRAINING = {"validate_drafter", "replay", "export", "validate_export"} | EVALUATION
 TRAINING = {"train"} | AFTER_TRAINING
-VOCABULARY = {"map_vocabulary", "validate_vocabulary"} | TRAINING
-STATES = {"capture", "validate_hidden_states"} | TRAINING
+REHEARSAL = {"rehearse", "validate_rehearsal"} | TRAINING
+VOCABULARY = {"map_vocabulary", "validate_vocabulary"} | REHEARSAL
+STATES = {"capture", "validate_hidden_states"} | REHEARSAL
 SAMPLES = {"assemble_samples", "validate_samples"} | STATES | VOCABULARY
 RESPONSES = {"respond", "validate_responses"} | SAMPLES
 PROMPTS = {"collect_prompts", "validate_prompts"} | RESPONSES
@@ -97,7 +98,9 @@ def test_a_finished_run_has_nothing_to_do(workspace: Workspace):
     ("change", "rules"),
     [
         ({"engine__port": 8123, "engine__stall_timeout": 60}, set()),
-        ({"responses__max_failed": 3}, set()),
+        ({"responses__max_failed": 3, "responses__max_truncated": 0.8, "responses__max_flawed": 0.2}, set()),
+        ({"responses__truncated": "drop"}, {"validate_responses"} | SAMPLES),
+        ({"prompts__max_near_duplicates": 0.2}, set()),
         ({"engine__max_num_seqs": 32}, EVALUATION),
         ({"evaluation__max_tokens": 64}, EVALUATION),
         ({"drafters__eagle3__learning_rate": 1.0e-3}, TRAINING),
@@ -105,7 +108,9 @@ def test_a_finished_run_has_nothing_to_do(workspace: Workspace):
         ({"drafters__eagle3__capture_layers": [3, 15, 27]}, STATES),
         ({"responses__max_tokens": 160}, RESPONSES),
         ({"prompts__train": 400}, PROMPTS),
+        ({"engine__max_model_len": 640}, PROMPTS),
         ({"seed": 1}, PROMPTS),
+        ({"target__reasoning_parser": "qwen3"}, EVERYTHING - {"collect_prompts", "validate_prompts"}),
         ({"target__source": "package:another"}, EVERYTHING - {"collect_prompts", "validate_prompts"}),
     ],
     ids=str,
@@ -118,9 +123,9 @@ def test_a_changed_setting_reruns_exactly_its_cone(workspace: Workspace, change:
     ("path", "old", "new", "rules"),
     [
         ("scripts/pilotfish/vocabulary.py", "ranked = np.lexsort", "ranked = 0 + np.lexsort", VOCABULARY),
-        ("scripts/pilotfish/training.py", "_PER_EPOCH = 4", "_PER_EPOCH = 5", TRAINING),
+        ("scripts/pilotfish/training.py", "_PER_EPOCH = 4", "_PER_EPOCH = 5", REHEARSAL),
         ("scripts/pilotfish/report.py", "run `{run}`", "report of `{run}`", {"report", "all"}),
-        ("scripts/validate_prompts.py", "key[:60]", "key[:70]", {"validate_prompts"} | RESPONSES),
+        ("scripts/pilotfish/overlap.py", "PHRASE = 13", "PHRASE = 14", {"validate_prompts"} | RESPONSES),
         ("scripts/pilotfish/capture.py", "event.synchronize()", "event.synchronize(), None", CAPTURING),
     ],
     ids=lambda value: value if isinstance(value, str) and "/" in value else "",
@@ -166,7 +171,7 @@ def test_a_changed_prompt_file_reruns_its_cone(workspace: Workspace):
     ("lost", "rules"),
     [
         ("report.md", {"report", "all"}),
-        ("export/eagle3/model.safetensors", {"export"} | EVALUATION),
+        ("export/eagle3/model.safetensors", {"export", "validate_export"} | EVALUATION),
     ],
 )
 def test_a_lost_product_reruns_its_rule_and_what_follows(workspace: Workspace, lost: str, rules: set[str]):
@@ -184,7 +189,7 @@ def test_a_lost_intermediate_that_nothing_needs_any_more_reruns_nothing(workspac
 @pytest.mark.parametrize(
     ("lost", "change", "rules"),
     [
-        ("hidden_states/train/manifest.json", {"drafters__eagle3__epochs": 9}, HIDDEN_STATES_GATE | TRAINING),
+        ("hidden_states/train/manifest.json", {"drafters__eagle3__epochs": 9}, HIDDEN_STATES_GATE | REHEARSAL),
         ("vocabulary/4096/manifest.json", {"drafters__eagle3__epochs": 9}, VOCABULARY - {"map_vocabulary"}),
         ("prompts/heldout.jsonl", {"evaluation__max_tokens": 64}, PROMPTS),
     ],
@@ -197,6 +202,25 @@ def test_a_lost_file_that_a_change_needs_again_is_remade(
     assert workspace.reruns(changed(**change)) == rules
 
 
+@pytest.mark.parametrize(
+    ("damaged", "manifest", "rules"),
+    [
+        ("responses/heldout/00000-of-00001.jsonl", "responses/heldout/manifest.json", RESPONSES - {"map_vocabulary"}),
+        ("samples/train/samples.arrow", "samples/train/manifest.json", SAMPLES),
+        ("hidden_states/train/00000-of-00001/index.json", "hidden_states/train/manifest.json", STATES),
+        ("export/eagle3/model.safetensors", "export/eagle3/manifest.json", {"export", "validate_export"} | EVALUATION),
+    ],
+)
+def test_what_verify_found_damaged_is_rebuilt_though_its_products_are_up_to_date(
+    workspace: Workspace, damaged: str, manifest: str, rules: set[str]
+):
+    """The plan names what could follow; rebuilt to the same bytes, nothing does."""
+    results = workspace.root / RESULTS
+    found = verification.Damage(results / damaged, results / manifest, "other bytes")
+    verification.take_away(results, [found])
+    assert workspace.reruns() == rules
+
+
 def test_a_file_restored_with_the_same_bytes_reruns_nothing(workspace: Workspace):
     for path in (workspace.root / RESULTS).rglob("*.json*"):
         path.write_bytes(path.read_bytes())
@@ -207,7 +231,7 @@ def test_a_second_drafter_trains_beside_the_first_and_touches_no_data(workspace:
     config = copy.deepcopy(CONFIG)
     config["drafters"]["longer"] = {**config["drafters"]["eagle3"], "epochs": 5}
     jobs = workspace.needed(config)
-    assert {job.rule.name for job in jobs} == TRAINING
+    assert {job.rule.name for job in jobs} == REHEARSAL
     names = {job.wildcards_dict.get("drafter") or job.wildcards_dict.get("server") for job in jobs}
     assert names - {None} == {"longer"}
 
