@@ -187,9 +187,15 @@ def damaged_manifests():
 
 
 def finish():
-    """Forget what is no longer damaged, and print the report's summary at the end of a run."""
-    if all(Path(manifest).is_file() for manifest in damaged_manifests()):
-        Path(f"{RESULTS}/damaged.json").unlink(missing_ok=True)
+    """Forget damage that is repaired, or print the report's summary at the end of a run."""
+    if repaired := damaged_manifests():
+        if all(Path(manifest).is_file() for manifest in repaired):
+            Path(f"{RESULTS}/damaged.json").unlink()
+            print(
+                f"\nRebuilt: {', '.join(repaired)}. Run again: what follows runs only where their bytes differ.",
+                file=sys.stderr,
+            )
+        return
     written = Path(REPORT)
     if written.is_file():
         print(

@@ -12,9 +12,10 @@ held-out rows, which `replay` computes.
 python scripts/validate_drafter.py --help
 """
 
+import pandas as pd
 from safetensors.torch import load_file
 
-from pilotfish import cli, constants, drafter_checks, export_checks, files, layers, manifest, shards, tensors
+from pilotfish import cli, constants, drafter_checks, export_checks, files, layers, manifest, shards, tables, tensors
 
 FILES = ("config.json", "model.safetensors", "constants.json", "initial.json", "training_log.jsonl")
 CURE = "delete the checkpoint's folder and run again once the cause is mended"
@@ -26,6 +27,7 @@ def main() -> None:
     facts = manifest.read(arguments.target, "target")["statistics"]
     folder = arguments.checkpoint
     log = files.read_jsonl(folder / "training_log.jsonl")
+    tables.check(pd.DataFrame(log), tables.TRAINING_LOG, folder / "training_log.jsonl")
     held, vocabulary = load_file(folder / "model.safetensors"), load_file(arguments.vocabulary)
     made = constants.read(files.read_json(folder / constants.FILE), folder / constants.FILE)
     wanted = layers.conditioning_layers(spec["capture_layers"], facts)

@@ -50,7 +50,7 @@ def main() -> None:
     manifest.write(
         arguments.manifest,
         schema="evaluation",
-        paths=[arguments.served],
+        paths=[arguments.baseline, arguments.served, arguments.replay],
         spec=arguments.spec,
         code=arguments.code,
         statistics=levels,

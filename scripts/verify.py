@@ -23,7 +23,8 @@ def main() -> None:
         lines = "\n".join(f"  {each.file}: {each.fault}" for each in found.damage)
         raise UserError(
             f"{arguments.results}: {len(found.damage)} file(s) damaged or lost:\n{lines}\n"
-            "They and their manifests were removed; run again to rebuild them and what depends on them"
+            "They and their manifests were removed: the next run rebuilds just them, and the one after it what then "
+            "differs"
         )
 
 

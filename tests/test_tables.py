@@ -216,3 +216,40 @@ def test_levels_whose_speed_is_tokens_over_seconds_pass():
 def test_a_faulty_level_is_named(change: dict, cure: str):
     with pytest.raises(UserError, match=cure):
         tables.check(tables.levels({"1": level(), "8": level(**change)}), tables.LEVELS, FILE)
+
+
+LOG = {
+    "kind": "train",
+    "epoch": 0,
+    "loss": 2.5,
+    "loss_0": 1.0,
+    "full_acc_0": 0.5,
+    "cond_acc_0": 0.5,
+    "error_records": 0.0,
+}
+
+
+def log_rows(**changes_of_the_second) -> pd.DataFrame:
+    made = [{**LOG, "step": step, "learning_rate": 1e-3} for step in range(3)]
+    made[1].update(changes_of_the_second)
+    made.append({**LOG, "kind": "heldout", "step": 3})  # a validation has no learning rate
+    return pd.DataFrame(made)
+
+
+@pytest.mark.parametrize("change", [{}, {"loss": float("nan")}], ids=["good", "a loss that is left to the gate"])
+def test_a_training_log_passes(change: dict):
+    tables.check(log_rows(**change), tables.TRAINING_LOG, FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "cure"),
+    [
+        ({"kind": "other"}, "row 1, kind: must be train or heldout"),
+        ({"full_acc_0": 1.5}, "row 1, full_acc_0: a share"),
+        ({"error_records": 1.0}, "row 1, error_records: samples were skipped while training; train again"),
+        ({"speed": 3.0}, "speed"),
+    ],
+)
+def test_a_fault_of_a_training_log_is_named(change: dict, cure: str):
+    with pytest.raises(UserError, match=re.escape(cure)):
+        tables.check(log_rows(**change), tables.TRAINING_LOG, FILE)

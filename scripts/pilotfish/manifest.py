@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manifests: what a gate has verified, and the only thing that the next rule trusts."""
 
+import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,7 +46,7 @@ def write(
         entry: dict = {"sha256": (checksums or {}).get(file) or files.sha256_file(file), "size": file.stat().st_size}
         if rows and file in rows:
             entry["rows"] = rows[file]
-        entries[file.relative_to(path.parent).as_posix()] = entry
+        entries[Path(os.path.relpath(file, path.parent)).as_posix()] = entry
     files.write_json(
         path,
         {

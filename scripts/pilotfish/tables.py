@@ -79,6 +79,23 @@ def responses(vocab_size: int, end_token_ids: list[int]) -> pa.DataFrameSchema:
     )
 
 
+# Losses and accuracies of each training-time-test step are columns of their own. NaN is for the drafter's gate to say.
+TRAINING_LOG = pa.DataFrameSchema(
+    {
+        "kind": pa.Column(str, pa.Check.isin(("train", "heldout"), error="must be train or heldout")),
+        "epoch": pa.Column(int, pa.Check.ge(0, error="an epoch is 0 or more")),
+        "step": pa.Column(int, pa.Check.ge(0, error="a step is 0 or more")),
+        "loss": pa.Column(float, nullable=True),
+        "learning_rate": pa.Column(float, pa.Check.ge(0, error="a learning rate is 0 or more"), nullable=True),
+        "error_records": pa.Column(
+            float, pa.Check.eq(0, error="samples were skipped while training; train again"), nullable=True
+        ),
+        r"loss_\d+": pa.Column(float, nullable=True, regex=True),
+        r"(full|cond)_acc_\d+": pa.Column(float, pa.Check.in_range(0, 1, error="a share"), nullable=True, regex=True),
+    },
+    strict=True,
+)
+
 REFUSED = pa.DataFrameSchema(
     {
         "row": pa.Column(int, unique=True),
@@ -195,7 +212,7 @@ def levels(concurrency: dict[str, dict]) -> pd.DataFrame:
 
 def check(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:
     """Validate every row; UserError with the file, the first failing rows (by the frame's index) and the cure."""
-    needed = [name for name, column in schema.columns.items() if column.required]
+    needed = [name for name, column in schema.columns.items() if column.required and not column.regex]
     if missing := [name for name in needed if name not in frame.columns]:
         raise UserError(f"{path}: every row lacks {', '.join(missing)}; delete the file and run again")
     try:

@@ -322,3 +322,5 @@ def export(model: Eagle3DraftModel, folder: Path) -> None:
     model.save_pretrained(folder, state_dict=state)
     patch_config_dtype(folder / "config.json", DTYPE)
     constants.write(folder, constants.of_model(model))
+    # speculators lays its own code beside the weights; nobody here runs it.
+    (folder / "config.py").unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checking a finished run byte for byte against its manifests, and having the next run rebuild what is damaged."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def inspect(results: Path) -> Findings:
 
     By-products that only an index lists (shards beside the responses) are compared with that index.
     """
-    found, vouched = Findings(), set()
+    found, vouched = Findings(), set[Path]()
     manifests = sorted(results.rglob(MANIFEST))
     if not manifests:
         raise UserError(f"{results}: no manifest in it, so there is nothing to verify; run the workflow first")
@@ -47,18 +48,22 @@ def inspect(results: Path) -> Findings:
             found.damage.append(Damage(manifest, manifest, "not a readable manifest"))
             continue
         for name, entry in entries.items():
-            vouched.add((manifest.parent / name).resolve())
-            vouched.add((manifest.parent / name).absolute())
+            vouched.add(_plain(manifest.parent / name))
             _compare(found, manifest.parent / name, manifest, entry)
     for index in sorted(results.rglob(f"*.captured/{shards.INDEX}")):
-        vouched.add(index.absolute())
+        vouched.add(_plain(index))
         for entry in files.read_json(index)["shards"]:
-            vouched.add((index.parent / entry["file"]).absolute())
+            vouched.add(_plain(index.parent / entry["file"]))
             _compare(found, index.parent / entry["file"], index, entry)
-    known = vouched | {path.absolute() for path in manifests}
-    others = (path for path in sorted(results.rglob("*")) if path.is_file() and path.absolute() not in known)
+    known = vouched | set(map(_plain, manifests))
+    others = (path for path in sorted(results.rglob("*")) if path.is_file() and _plain(path) not in known)
     found.unvouched = [path.relative_to(results).as_posix() for path in others if path.name not in NOT_DATA]
     return found
+
+
+def _plain(path: Path) -> Path:
+    """The path without `..`; links stay links."""
+    return Path(os.path.normpath(path.absolute()))
 
 
 def _compare(found: Findings, file: Path, manifest: Path, entry: dict) -> None:
