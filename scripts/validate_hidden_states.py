@@ -25,7 +25,7 @@ def main() -> None:
     checksums = {}
     for index in arguments.indexes:
         checksums.update(shards.verify(index))
-    reader = shards.ShardReader(arguments.indexes, wanted)
+    reader = shards.ShardReader(arguments.indexes, wanted, open_shards=2)
     with gpus.lease(arguments.gpus):
         statistics = _check(arguments, spec, reader, facts["hidden_size"])
     manifest.write(

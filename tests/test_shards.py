@@ -109,9 +109,8 @@ def test_a_reader_that_has_read_can_be_pickled(folder: Path):
     assert same(pickle.loads(pickle.dumps(reader)).read(15), 15, [3, 0])
 
 
-def test_few_shards_stay_open(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "OPEN_SHARDS", 1)
-    reader = shards.ShardReader([folder / shards.INDEX])
+def test_few_shards_stay_open(folder: Path):
+    reader = shards.ShardReader([folder / shards.INDEX], open_shards=1)
     assert all(same(reader.read(row), row) for row in (10, 15, 11, 14))
     assert len(reader._open) == 1
 

@@ -16,7 +16,7 @@ from pilotfish.errors import UserError
 
 ROWS_PER_SHARD = 64
 INDEX = "index.json"
-OPEN_SHARDS = 16  # files a reader keeps mapped
+OPEN_SHARDS = 16  # files that a reader in any order keeps mapped
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,11 @@ class ShardReader:
     """Reads rows of one split from the folders of its parts, lazily, by row number.
 
     `layers` are h(k) numbers, in the order in which they are wanted; UserError if one was not captured.
+    `open_shards` files stay mapped at a time; few will do for who reads the rows in order.
     """
 
-    def __init__(self, indexes: Sequence[Path], layers: Sequence[int] | None = None):
+    def __init__(self, indexes: Sequence[Path], layers: Sequence[int] | None = None, open_shards: int = OPEN_SHARDS):
+        self._open_shards = open_shards
         self._shard_of: dict[int, tuple[Path, int]] = {}
         self._open: OrderedDict[Path, object] = OrderedDict()
         self.captured: list[int] = []
@@ -144,7 +146,7 @@ class ShardReader:
             self._open.move_to_end(path)
         else:
             self._open[path] = _open(path)
-            if len(self._open) > OPEN_SHARDS:
+            if len(self._open) > self._open_shards:
                 self._open.popitem(last=False)
         return self._open[path]
 
