@@ -12,6 +12,10 @@ rule report:
             f"{RESULTS}/vocabulary/{{size}}/manifest.json",
             size=sorted({d.draft_vocab_size for d in S.drafters.values()}),
         ),
+        rehearsals=expand(
+            f"{RESULTS}/drafters/{{drafter}}/rehearsal/manifest.json",
+            drafter=S.drafters,
+        ),
         drafters=expand(
             f"{RESULTS}/drafters/{{drafter}}/manifest.json", drafter=S.drafters
         ),

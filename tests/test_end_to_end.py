@@ -149,9 +149,9 @@ def test_the_drafter_makes_most_rounds_accept_something(run: Path):
         assert level["parity"]["rounds_equal"] >= 0.96 * level["parity"]["rounds_compared"] > 0
 
 
-def test_the_export_is_weights_and_configuration_and_no_code(run: Path):
+def test_the_export_is_weights_configuration_and_their_manifest_and_no_code(run: Path):
     folder = run / "export" / "eagle3"
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     assert "auto_map" not in files.read_json(folder / "config.json")
 
 

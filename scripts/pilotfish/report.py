@@ -28,6 +28,7 @@ class Drafter:
         self.name, self.k = name, speculative_tokens
         self.vocabulary = _statistics(results / "vocabulary" / str(size) / "manifest.json")
         self.training_facts = _statistics(results / "drafters" / name / "manifest.json")
+        self.rehearsal = _statistics(results / "drafters" / name / "rehearsal" / "manifest.json")
         self.replay = files.read_json(results / "evaluation" / name / "replay.json")["summary"]
         self.levels = _statistics(results / "evaluation" / name / "manifest.json")
         self.log = files.read_jsonl(results / "drafters" / name / "checkpoint" / "training_log.jsonl")
@@ -146,6 +147,7 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
         rows.append([f"{name} tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response{thought}"])
     states = _statistics(results / "hidden_states" / "train" / "manifest.json")
     rows.append(["capture layers, h(k)", " ".join(map(str, states["capture_layers"]))])
+    rows.append(["layers against transformers", _layers(states["layers"])])
     for name, drafter in drafters.items():
         rows += [[f"{name}: {key}", value] for key, value in _drafter_summary(drafter)]
     return table(["", "value"], rows, left=2)
@@ -157,6 +159,15 @@ def _answers(data: dict) -> str:
     parts += [f"{count} left out as {kind}" for kind, count in sorted(data["left_out"].items())]
     cut = f", {data['cut_in_reasoning']} inside the reasoning" if data["cut_in_reasoning"] else ""
     return ", ".join(parts) + f"; {data['truncated']} cut{cut}; {data['loops']} end in a loop"
+
+
+def _layers(probe: dict) -> str:
+    """The golden probe: each layer's relative error, and that of the layer that comes next."""
+    errors = [
+        f"h({layer}) {each['error']:.3f} (next {each['next_best']} {each['next_error']:.2f})"
+        for layer, each in probe["layers"].items()
+    ]
+    return f"relative error {', '.join(errors)}; {len(probe['rows'])} rows recomputed"
 
 
 def _coverage(vocabulary: dict, k: int) -> str:
@@ -173,14 +184,25 @@ def _coverage(vocabulary: dict, k: int) -> str:
     )
 
 
+def _rehearsal(drafter: Drafter) -> str:
+    accepted = drafter.rehearsal["per_step_accepted"]
+    full = sum(each == drafter.k for each in accepted)
+    return (
+        f"row {drafter.rehearsal['row']} learnt by heart in {drafter.rehearsal['steps']} steps, served in "
+        f"{full} full blocks of {len(accepted)}"
+    )
+
+
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
     vocabulary = drafter.vocabulary
     last = drafter.training_facts["heldout"][-1]
+    plain = drafter.training_facts["acceptance"]["tau_most_frequent"]
     accuracy = [last[f"full_acc_{step}"] for step in range(_ttt_steps(last))]
     rows = [
         ("draft vocabulary", _coverage(vocabulary, drafter.k)),
         ("held-out loss, accuracy by step", f"{last['loss']:.3f}, {' '.join(_rates(accuracy))}"),
-        ("replay tau", _tau(drafter.replay)),
+        ("rehearsal", _rehearsal(drafter)),
+        ("replay tau", f"{_tau(drafter.replay)} (where the most frequent continuations give {plain:.3f})"),
     ]
     for level, x in drafter.levels.items():
         rows.append(
