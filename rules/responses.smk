@@ -2,7 +2,7 @@
 
 
 rule respond:
-    """The target's answers to one {part} of a {split}; hidden states are captured in the same pass."""
+    """The target's answers to one {part} of a {split}; of greedy ones the hidden states are captured in the same pass."""
     input:
         target=f"{RESULTS}/target/manifest.json",
         manifest=f"{RESULTS}/prompts/manifest.json",

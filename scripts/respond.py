@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let the target answer one part of the prompts, capturing hidden states in the same pass.
+"""Let the target answer one part of the prompts; greedy ones have their hidden states captured in the same pass.
 
 python scripts/respond.py --help
 """
@@ -21,7 +21,9 @@ def main() -> None:
     arguments = _arguments()
     spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
-    asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts)
+    # vLLM 0.32 captures by way of speculative decoding, which on the CPU makes nonsense of sampled text.
+    greedy = spec["sampling"]["temperature"] == 0
+    asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts) if greedy else []
     rows = files.read_jsonl(arguments.prompts)
     part = prompts.part_rows(len(rows), arguments.part)
     unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
@@ -59,25 +61,31 @@ def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journa
         options,
         model=model,
         trust_remote_code=spec["trust_remote_code"],
-        capture=True,
+        capture=bool(journal.layers),
         reasoning_parser=spec["reasoning_parser"],
-    ) + engine.capture_arguments(journal.layers, journal.incoming)
+    )
+    if journal.layers:
+        line += engine.capture_arguments(journal.layers, journal.incoming)
     with engine.Engine(line, options, arguments.engine_log) as server:
         asyncio.run(_bulk(server, options, spec, rows, missing, journal))
 
 
 async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: list[int], journal) -> None:
     api = generation.client(server)
+    transfer = {"include_output_tokens": True} if journal.layers else None
 
     async def attempt(row: int) -> int:
         sampling = {**spec["sampling"], "seed": spec["seed"] + row}
         try:
-            answer = await generation.chat(api, rows[row]["messages"], sampling, {"include_output_tokens": True})
+            answer = await generation.chat(api, rows[row]["messages"], sampling, transfer)
         except generation.RowRefused as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")
             return 0
         made = generation.response_row(row, rows[row], answer, sampling)
+        if not journal.layers:
+            journal.finish(made, "")
+            return len(made["token_ids"])
         states = Path(answer["kv_transfer_params"]["hidden_states_path"])
         await generation.take_states(states, (made["prompt_token_ids"] + made["token_ids"])[:-1], len(journal.layers))
         journal.finish(made, states.name)
@@ -104,8 +112,9 @@ async def _canary(missing: list[int], run, journal: Journal, reasoning_parser: s
         if done["reasoning"] or not reasoning_parser:
             tokens, letters = len(done["token_ids"] or []), len(done["reasoning"] or "")
             logging.info(
-                "canary: row %d gave %d tokens with states that match, %d letters of reasoning", row, tokens, letters
-            )
+                "canary: row %d gave %d tokens%s, %d letters of reasoning",
+                row, tokens, " with states that match" if journal.layers else "", letters,
+            )  # fmt: skip
             return number
     raise UserError(
         f"canary: rows {missing[:CANARIES]} came back without reasoning, though target.reasoning_parser is "

@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from conftest import snakemake
-from helpers import flip_bit
-from pilotfish import files, responses, samples, shards
+from faults import Scene
+from helpers import flip_bit, plan
+from pilotfish import engine, files, responses, samples, shards
 from pilotfish.errors import UserError
 
 RUN = Path("results") / "tiny"
@@ -197,6 +198,28 @@ def test_rows_without_states_are_captured_by_prefill_and_no_text_is_made_anew(
     assert after.token_ids.tolist() == before.token_ids.tolist()
     similarity = torch.cosine_similarity(after.hidden_states.float(), before.hidden_states.float(), dim=-1)
     assert similarity.min() > 0.99
+
+
+def test_sampled_answers_are_generated_without_capture(
+    tiny_run: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """While it captures, vLLM's CPU build makes nonsense of sampled text; the states come by prefill then."""
+    scene = Scene(tiny_run[0], tmp_path / "work", monkeypatch)
+    job = next(job for job in plan(scene.root) if job.rule == "respond")
+    spec = json.loads(job.line[job.line.index("--spec") + 1])
+    lines = []
+
+    def start(line: list[str], *_) -> None:
+        lines.append(line)
+        raise UserError("started")
+
+    monkeypatch.setattr(engine, "Engine", start)
+    for temperature in (0.0, 0.8):
+        sampling = {**spec["sampling"], "temperature": temperature, "max_tokens": 63}
+        changed = json.dumps({**spec, "sampling": sampling})
+        with pytest.raises(UserError, match="started"):
+            scene.run("respond", ["--spec", changed], **job.wildcards)
+    assert ["--kv-transfer-config" in line for line in lines] == [True, False]
 
 
 def respond_line(root: Path, output: Path, max_tokens: int) -> list[str]:

@@ -200,3 +200,14 @@ def test_files_that_belong_to_no_finished_row_are_removed(tmp_path: Path):
     finish(journal, [8])
     write_states(journal.incoming / "of-a-request-cut-short", [1, 2])
     assert [path.name for path in opened(tmp_path).incoming.iterdir()] == ["r8"]
+
+
+def test_without_layers_rows_are_kept_and_no_state_is_asked_for(tmp_path: Path):
+    journal = opened(tmp_path, layers=[])
+    for row in reversed(ROWS):
+        journal.finish(answer(row), "")
+    journal.pack_all()
+    again = opened(tmp_path, layers=[])
+    assert again.rows() == [answer(row) for row in ROWS]
+    assert indexed_rows(again) == []
+    assert opened(tmp_path).rows() == []  # with layers, each row has to be done again

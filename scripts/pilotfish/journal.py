@@ -15,7 +15,7 @@ class Journal:
 
     `rows.jsonl` gets a line for each finished row; a row's states stay in `incoming/` until its shard is
     complete, then move into `captured/rows_*.safetensors`, whose checksum is journaled too. A row counts
-    as done only if its states are there, sound, and of the present `layers`.
+    as done only if its states are there, sound, and of the present `layers`; without layers none are kept.
     """
 
     def __init__(self, folder: Path, rows: range, layers: Sequence[int]):
@@ -39,9 +39,9 @@ class Journal:
                 self.shards[entry["file"]] = entry
         in_shards = self._rows_in_shards()
         for number, row in known.items():
-            if row["error"] is None and (number in in_shards or self._states_hold(row)):
+            if row["error"] is None and (not self.layers or number in in_shards or self._states_hold(row)):
                 self.done[number] = row
-        keep = {self._states_path(row) for row in self.done.values()}
+        keep = {self._states_path(row) for row in self.done.values()} if self.layers else set()
         for path in self.incoming.iterdir():
             if path not in keep:
                 path.unlink()
@@ -68,12 +68,14 @@ class Journal:
         row = {**row, "states": states_file, "layers": self.layers}
         files.append_jsonl(self.folder / "rows.jsonl", row)
         self.done[row["row"]] = row
-        for start, end in self.ranges:
+        for start, end in self.ranges if self.layers else ():
             if start <= row["row"] < end:
                 self._pack(start, end)
 
     def pack_all(self) -> None:
         """Write every shard that is complete but unwritten, and one for rows that came after theirs."""
+        if not self.layers:
+            return
         for start, end in self.ranges:
             self._pack(start, end)
         in_shards = self._rows_in_shards()
