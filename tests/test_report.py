@@ -50,7 +50,7 @@ def write_run(root: Path, ttt_steps: int = 2) -> tuple[Path, Path]:
         "responses/heldout": {**responses, "finish_reasons": {"stop": 9}},
         "hidden_states/train": {
             "capture_layers": [1, 2, 3, 4],
-            "layers": {"rows": [0, 4, 8], "layers": {"2": {"error": 0.0125, "next_best": "h(3)", "next_error": 0.375}}},
+            "recomputed": {"rows": 3, "layers": {"2": {"error": 0.0125, "next_best": "h(3)", "next_error": 0.375}}},
         },
         "drafters/mini/rehearsal": {"row": 5, "steps": 31, "per_step_accepted": [2, 2, 2, 1]},
         "vocabulary/64": {"draft_vocab_size": 64, "coverage_train": 0.9876, "coverage_heldout": 0.5}

@@ -147,7 +147,7 @@ def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
         rows.append([f"{name} tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response{thought}"])
     states = _statistics(results / "hidden_states" / "train" / "manifest.json")
     rows.append(["capture layers, h(k)", " ".join(map(str, states["capture_layers"]))])
-    rows.append(["layers against transformers", _layers(states["layers"])])
+    rows.append(["layers against transformers", _layers(states["recomputed"])])
     for name, drafter in drafters.items():
         rows += [[f"{name}: {key}", value] for key, value in _drafter_summary(drafter)]
     return table(["", "value"], rows, left=2)
@@ -167,7 +167,7 @@ def _layers(probe: dict) -> str:
         f"h({layer}) {each['error']:.3f} (next {each['next_best']} {each['next_error']:.2f})"
         for layer, each in probe["layers"].items()
     ]
-    return f"relative error {', '.join(errors)}; {len(probe['rows'])} rows recomputed"
+    return f"relative error {', '.join(errors)}; {probe['rows']} rows recomputed"
 
 
 def _coverage(vocabulary: dict, k: int) -> str:
