@@ -165,19 +165,21 @@ def test_manifests_hold_no_absolute_path_and_no_host(tiny_run: tuple[Path, str])
 def test_verify_finds_a_flipped_bit_and_the_next_run_rebuilds_just_that(tiny_run: tuple[Path, str], tmp_path: Path):
     root = tmp_path / "work"
     shutil.copytree(tiny_run[0], root, symlinks=True)
-    sound = snakemake(root, "verify")
-    assert sound.returncode == 0
-    assert "read and sound" in sound.stderr and "no manifest vouches" not in sound.stderr
+
+    def run(*arguments: str) -> tuple[int, str]:
+        ran = snakemake(root, *arguments)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    code, said = run("verify")
+    assert code == 0 and "read and sound" in said and "no manifest vouches" not in said
     flip_bit(root / RUN / "samples" / "train" / "samples.arrow", from_end=2000)
-    found = snakemake(root, "verify")
-    assert found.returncode != 0
-    assert "samples.arrow: other bytes than manifest.json vouches for" in found.stderr
-    rebuilt = snakemake(root)
-    assert rebuilt.returncode == 0, rebuilt.stderr
-    assert "3 of 3 steps (100%) done" in rebuilt.stderr
-    assert f"Rebuilt: {RUN}/samples/train/manifest.json" in rebuilt.stderr
-    assert "Nothing to be done" in (again := snakemake(root)).stdout + again.stderr
-    assert snakemake(root, "verify").returncode == 0
+    code, said = run("verify")
+    assert code != 0 and "samples.arrow: other bytes than manifest.json vouches for" in said
+    code, said = run()
+    assert code == 0 and "3 of 3 steps (100%) done" in said
+    assert f"Rebuilt: {RUN}/samples/train/manifest.json" in said
+    assert "Nothing to be done" in run()[1]
+    assert run("verify")[0] == 0
 
 
 def test_rows_without_states_are_captured_by_prefill_and_no_text_is_made_anew(
