@@ -8,6 +8,8 @@ import pytest
 from helpers import rows_of, write_benchmark
 from pilotfish import files, report
 
+NEAR = {"error": 0.0125, "next_best": "h(3)", "next_error": 0.375}
+ACCEPTANCE = {"rows": 4, "tau_replay": 2.5, "tau_most_frequent": 1.25}
 FACTS = {"mini": {"size": 64, "speculative_tokens": 2}}
 SUMMARY = {"tau_micro_incl_bonus": 2.25, "joint": [0.75, 0.5], "rounds": 40}
 
@@ -50,12 +52,12 @@ def write_run(root: Path, ttt_steps: int = 2) -> tuple[Path, Path]:
         "responses/heldout": {**responses, "finish_reasons": {"stop": 9}},
         "hidden_states/train": {
             "capture_layers": [1, 2, 3, 4],
-            "recomputed": {"rows": 3, "layers": {"2": {"error": 0.0125, "next_best": "h(3)", "next_error": 0.375}}},
+            "recomputed": {"rows": 3, "layers": {"10": NEAR, "2": NEAR}},
         },
         "drafters/mini/rehearsal": {"row": 5, "steps": 31, "per_step_accepted": [2, 2, 2, 1]},
         "vocabulary/64": {"draft_vocab_size": 64, "coverage_train": 0.9876, "coverage_heldout": 0.5}
         | {"coverage_heldout_reasoning": 0.625, "coverage_heldout_answer": 0.25, "tau_ceiling_heldout": {"2": 2.5}},
-        "drafters/mini": {"heldout": [heldout], "acceptance": {"tau_most_frequent": 1.25}},
+        "drafters/mini": {"heldout": [heldout], "acceptance": ACCEPTANCE},
         "evaluation/mini": {"1": level(1.5, identical=8, floor=8), "8": level(0.875, identical=5, floor=6)},
     }
     for folder, facts in statistics.items():
@@ -89,9 +91,13 @@ def test_the_summary_holds_data_vocabulary_and_results(text: str):
         "no tau above 2.50 is possible with it",
     ]
     assert rows["mini: held-out loss, accuracy by step"] == ["0.250, 0.250 1.250"]
-    assert rows["layers against transformers"] == ["relative error h(2) 0.013 (next h(3) 0.38); 3 rows recomputed"]
+    assert rows["layers against transformers"] == [
+        "relative error h(2) 0.013 (next h(3) 0.38), h(10) 0.013 (next h(3) 0.38); 3 rows recomputed"
+    ]
     assert rows["mini: rehearsal"] == ["row 5 learnt by heart in 31 steps, served in 3 full blocks of 4"]
-    assert rows["mini: replay tau"] == ["2.250 (where the most frequent continuations give 1.250)"]
+    assert rows["mini: replay tau"] == [
+        "2.250 (on 4 of the rows 2.500, where the most frequent continuations give 1.250)",
+    ]
     assert rows["mini: served at concurrency 8"] == [
         "tau 2.250 (joint 0.750 0.500), 100.0 -> 87.5 tokens/s = 0.88x, 5 of 8 outputs identical",
     ]

@@ -165,7 +165,7 @@ def _layers(probe: dict) -> str:
     """The golden probe: each layer's relative error, and that of the layer that comes next."""
     errors = [
         f"h({layer}) {each['error']:.3f} (next {each['next_best']} {each['next_error']:.2f})"
-        for layer, each in probe["layers"].items()
+        for layer, each in sorted(probe["layers"].items(), key=lambda item: int(item[0]))
     ]
     return f"relative error {', '.join(errors)}; {probe['rows']} rows recomputed"
 
@@ -196,13 +196,17 @@ def _rehearsal(drafter: Drafter) -> str:
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
     vocabulary = drafter.vocabulary
     last = drafter.training_facts["heldout"][-1]
-    plain = drafter.training_facts["acceptance"]["tau_most_frequent"]
+    gate = drafter.training_facts["acceptance"]
     accuracy = [last[f"full_acc_{step}"] for step in range(_ttt_steps(last))]
     rows = [
         ("draft vocabulary", _coverage(vocabulary, drafter.k)),
         ("held-out loss, accuracy by step", f"{last['loss']:.3f}, {' '.join(_rates(accuracy))}"),
         ("rehearsal", _rehearsal(drafter)),
-        ("replay tau", f"{_tau(drafter.replay)} (where the most frequent continuations give {plain:.3f})"),
+        (
+            "replay tau",
+            f"{_tau(drafter.replay)} (on {gate['rows']} of the rows {gate['tau_replay']:.3f}, where the most frequent "
+            f"continuations give {gate['tau_most_frequent']:.3f})",
+        ),
     ]
     for level, x in drafter.levels.items():
         rows.append(
