@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of a trained drafter: its log, its tensors against their start and the target, and what it accepts."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pilotfish import continuations, replay, rounds, samples
 from pilotfish.constants import Constants
 from pilotfish.heads import TargetTensors
 from pilotfish.shards import ShardReader
+from pilotfish.tensors import digest
 
 RATE_TOLERANCE = 1e-6  # relative, of a logged learning rate
 HEAD_LIKENESS_MIN = 0.5  # mean cosine to the target's rows: trained heads have 0.96 to 0.99, random ones 0
@@ -88,7 +88,7 @@ def movement_faults(tensors: Mapping[str, torch.Tensor], start: Mapping[str, Map
             if name not in tensors:
                 yield f"{name}: missing, though it was there when training began; train again"
                 continue
-            after = hashlib.sha256(tensors[name].contiguous().view(torch.uint8).numpy()).hexdigest()
+            after = digest(tensors[name])
             if kind == "trainable" and after == before:
                 yield f"{name}: never moved from its start; was it left out of the optimizer? Train again"
             if kind == "frozen" and after != before:

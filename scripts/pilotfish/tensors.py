@@ -10,6 +10,7 @@ What `pilotfish.tables` does for tables:
     check(load_file(path), STATES, path, "delete it and run again", hidden=576)
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -88,6 +89,11 @@ def _fault_of_values(tensor: torch.Tensor, wanted: Tensor) -> str | None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Hex sha256 of a tensor's bytes."""
+    return hashlib.sha256(tensor.cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
 
 
 class Faults:

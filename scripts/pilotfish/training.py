@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train an EAGLE-3 drafter with speculators' model, losses and Trainer, on the CPU or one GPU."""
 
-import hashlib
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from speculators.train.distributed_batch_sampler import MultipackDistributedBatc
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
 
-from pilotfish import constants, files
+from pilotfish import constants, files, tensors
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
@@ -163,12 +162,12 @@ def _trainable(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def _flatten_optimizer(state: dict) -> tuple[dict[str, torch.Tensor], list[dict]]:
     """An optimizer's state as named tensors, and its parameter groups as plain values."""
-    tensors = {
+    flat = {
         f"{number}.{name}": value.detach().cpu().clone()
         for number, entry in state["state"].items()
         for name, value in entry.items()
     }
-    return tensors, state["param_groups"]
+    return flat, state["param_groups"]
 
 
 def _unflatten_optimizer(tensors: dict[str, torch.Tensor], groups: list[dict]) -> dict:
@@ -261,8 +260,7 @@ def record_start(model: Eagle3DraftModel, path: Path) -> None:
     start: dict[str, dict[str, str]] = {"trainable": {}, "frozen": {}}
     for name, parameter in model.named_parameters():
         if name not in left_out:
-            content = kept[name].cpu().contiguous().view(torch.uint8).numpy()
-            start["trainable" if parameter.requires_grad else "frozen"][name] = hashlib.sha256(content).hexdigest()
+            start["trainable" if parameter.requires_grad else "frozen"][name] = tensors.digest(kept[name])
     files.write_json(path, start)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from pilotfish import reasoning
+from pilotfish import reasoning, rounds
 from pilotfish.errors import UserError
 
 
@@ -37,20 +37,14 @@ def frequency_digest(counts: np.ndarray) -> str:
 def tau_ceiling(samples: Iterable[dict], t2d: np.ndarray, k: int) -> float:
     """tau of a drafter that is right wherever the token is in the draft vocabulary: no drafter can do better.
 
-    Rounds as the replay counts them: one that runs past the last stored token has no known length.
+    Rounds are the replay's (`rounds.walk`).
     """
-    accepted = rounds = 0
+    found: list[rounds.Round] = []
     for sample in samples:
         known = t2d[np.asarray(sample["input_ids"][sample["prompt_length"] :])]
-        start = 0
-        while start + 1 < len(known):
-            run = 0
-            while run < k and start + run + 1 < len(known) and known[start + run + 1]:
-                run += 1
-            if start + run + 1 >= len(known):
-                break
-            accepted, rounds, start = accepted + run, rounds + 1, start + run + 1
-    return 1 + accepted / rounds if rounds else float("nan")
+        table = [int(np.cumprod(known[start + 1 : start + 1 + k]).sum()) for start in range(len(known) - 1)]
+        found += rounds.walk(table, len(known))
+    return 1 + sum(each.accepted for each in found) / len(found) if found else float("nan")
 
 
 def choose(counts: np.ndarray, size: int, always: Sequence[int]) -> np.ndarray:
