@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict] = {
     "hard labels": {**SMALL, "drafters.eagle3.loss": "ce"},
     "five tokens": {**SMALL, "drafters.eagle3.speculative_tokens": 5, "drafters.eagle3.ttt_steps": 5},
     "smaller vocabulary": {**SMALL, "drafters.eagle3.draft_vocab_size": 120},
-    "cut answers left out": {**SMALL, "responses.max_tokens": 48, "responses.truncated": "drop"},
+    "cut answers left out": {**SMALL, "responses.max_tokens": 48, "evaluation.max_tokens": 48, "responses.truncated": "drop"},
     "few rows a batch": {**SMALL, "engine.max_num_seqs": 4, "evaluation.concurrency": [2]},
 }
 

@@ -142,11 +142,14 @@ def parity_of(equal: int, compared: int, apart: float | None) -> dict:
 @pytest.mark.parametrize(
     ("found", "fault"),
     [
-        (parity_of(96, 100, 0.01), None),
-        (parity_of(100, 100, -0.01), None),
+        (parity_of(2880, 3000, 0.01), None),
+        (parity_of(3000, 3000, -0.01), None),
         (parity_of(95, 100, 0.0), "95.0% of 100 rounds"),
-        (parity_of(100, 100, 0.011), "tau differs by 0.011"),
-        (parity_of(0, 100, None), "tau differs by None"),
+        (parity_of(3000, 3000, 0.011), "tau differs by 0.0110 (at most 0.0100)"),
+        # Of 700 rounds one is worth four times what one of 2,800 is.
+        (parity_of(690, 700, 0.02), None),
+        (parity_of(690, 700, 0.021), "tau differs by 0.0210 (at most 0.0200)"),
+        (parity_of(0, 100, None), "tau differs by an unknown amount"),
         (parity_of(0, 0, None), "raise evaluation.prompts"),
     ],
 )

@@ -10,7 +10,8 @@ from pilotfish import constants, reasoning, rounds
 from pilotfish.constants import Constants
 
 ROUNDS_EQUAL_MIN = 0.96  # a right replay shares 97.8% of its rounds with the engine, a wrong one 79.6%
-TAU_DIFFERENCE_MAX = 0.01
+TAU_DIFFERENCE_MAX = 0.01  # from TAU_ROUNDS rounds on, where it was measured; the noise of fewer is wider
+TAU_ROUNDS = 2800
 # Where greedy texts part, noise has chosen between two tokens: how far the lesser of them may lie below the likeliest,
 # in standard deviations of the target's logits there. bf16 gave 0.10 at most (SmolLM2-135M, 20 places); at a random
 # place the second token lies further below the first than this in three of four.
@@ -57,13 +58,22 @@ def parity_fault(found: dict) -> str | None:
     if not found["rounds_compared"]:
         return "no served round can be compared with the replay; raise evaluation.prompts"
     share, apart = found["rounds_equal"] / found["rounds_compared"], found["tau_difference"]
-    if share >= ROUNDS_EQUAL_MIN and apart is not None and abs(apart) <= TAU_DIFFERENCE_MAX:
+    allowed = tau_difference_allowed(found["rounds_compared"])
+    if share >= ROUNDS_EQUAL_MIN and apart is not None and abs(apart) <= allowed:
         return None
     return (
         f"{share:.1%} of {found['rounds_compared']} rounds equal the replay's (at least {ROUNDS_EQUAL_MIN:.0%} "
-        f"needed), tau differs by {apart} (at most {TAU_DIFFERENCE_MAX}): the engine and the training disagree on the "
-        "drafter's forward; compare their versions with envs/"
+        f"needed), tau differs by {'an unknown amount' if apart is None else f'{apart:.4f}'} (at most {allowed:.4f}): "
+        "the engine and the training disagree on the drafter's forward; compare their versions with envs/"
     )
+
+
+def tau_difference_allowed(compared: int) -> float:
+    """By how much tau may differ over so many rounds: a few that noise has flipped weigh more among few.
+
+    The noise of a mean falls with the root of their number.
+    """
+    return TAU_DIFFERENCE_MAX * max(1.0, (TAU_ROUNDS / compared) ** 0.5)
 
 
 def counter_faults(measured: dict, k: int) -> list[str]:
