@@ -18,6 +18,7 @@ include: "rules/responses.smk"
 include: "rules/hidden_states.smk"
 include: "rules/vocabulary.smk"
 include: "rules/drafters.smk"
+include: "rules/references.smk"
 include: "rules/evaluation.smk"
 include: "rules/report.smk"
 

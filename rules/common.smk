@@ -17,10 +17,11 @@ from pilotfish.errors import UserError
 
 try:
     S = settings.load(config)
-    if not Path(S.prompts.path).is_file():
-        raise UserError(
-            f"prompts.path: no file {S.prompts.path!r} in {Path.cwd()}; check the path"
-        )
+    for setting, file in S.files().items():
+        if not Path(file).is_file():
+            raise UserError(
+                f"{setting}: no file {file!r} in {Path.cwd()}; check the path"
+            )
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
@@ -30,15 +31,22 @@ LOGS = f"logs/{S.run}"
 BENCHMARKS = f"benchmarks/{S.run}"
 REPORT = f"{RESULTS}/report.md"
 CONDA = f"../envs/{S.environment}.yaml"
-SPLITS = ("train", "heldout")
+SETS_WITH_SOURCE = [name for name in S.evaluation.sets if name != settings.HELDOUT]
+SPLITS = ("train", settings.HELDOUT, *SETS_WITH_SOURCE)
 PARTS = [f"{n:05d}-of-{S.responses.parts:05d}" for n in range(S.responses.parts)]
-SERVERS = ("baseline", *S.drafters)
+WHOLE = "whole"  # for a number: the draft vocabulary that is all of the target's
+# All that is held against the engine without a drafter: this run's drafters, and published ones.
+EVALUATED = {**S.drafters, **S.references}
 
 # Snakemake does not track globals in a shell line: how an engine is run changes no artifact's identity,
 # and the layers captured along the way none of the text.
 ENGINE = S.engine.model_dump_json()
 DRAFTER_LAYERS = sorted(
-    {d.capture_layers for d in S.drafters.values()}, key=lambda x: x or ()
+    {
+        (d.algorithm, d.capture_layers)
+        for d in (*S.drafters.values(), *S.references.values())
+    },
+    key=lambda pair: (pair[0], pair[1] or ()),
 )
 CAPTURE_LAYERS = digest.spec_json(DRAFTER_LAYERS)
 # Nor do a gate's limits change what it lets pass.
@@ -52,9 +60,14 @@ TRUST = S.target.trust_remote_code
 wildcard_constraints:
     split="|".join(SPLITS),
     part=r"\d{5}-of-\d{5}",
-    drafter="|".join(S.drafters),
-    server="|".join(SERVERS),
-    size=r"\d+",
+    drafter="|".join(EVALUATED),
+    reference="|".join(S.references) or "(?!)",
+    size=rf"\d+|{WHOLE}",
+
+
+def either(names):
+    """Wildcard constraint: one of these names; nothing where there are none."""
+    return "|".join(names) or "(?!)"
 
 
 def code(name):
@@ -65,6 +78,37 @@ def code(name):
 def spec(**values):
     """Canonical JSON of the settings that shape a rule's artifact."""
     return digest.spec_json(values)
+
+
+def setting_of_set(wildcards):
+    """The setting of an evaluation set with a source of its own; None for what is split off the training prompts."""
+    if wildcards.split in SETS_WITH_SOURCE:
+        return f"evaluation.sets.{wildcards.split}"
+    return None
+
+
+def file_of_set(wildcards):
+    """The JSONL that an evaluation set is read from; none of a package's or the hub's."""
+    return S.evaluation.sets[wildcards.split].file or []
+
+
+def evaluation_set_spec(wildcards):
+    """What shapes the prompts of an evaluation set with a source of its own."""
+    chosen = S.evaluation.sets[wildcards.split].model_dump()
+    return spec(**chosen, seed=S.seed, max_model_len=S.engine.max_model_len)
+
+
+def prompts_manifest(wildcards):
+    """Manifest of a split's prompts; one gate compares those to train on with the held-out ones."""
+    checked = settings.HELDOUT if wildcards.split == "train" else wildcards.split
+    return f"{RESULTS}/prompts/{checked}/manifest.json"
+
+
+def rows_of(split):
+    """Prompts of a split; of the held-out ones not all need be served."""
+    if split in SETS_WITH_SOURCE:
+        return S.evaluation.sets[split].prompts
+    return getattr(S.prompts, split)
 
 
 def response_spec(**sampling):
@@ -87,32 +131,49 @@ def responses_to_train_on(wildcards):
 
 
 def drafter_spec(wildcards):
-    """Everything that shapes a drafter's training."""
-    chosen = S.drafters[wildcards.drafter].model_dump()
-    return spec(**chosen, seed=S.seed, trust_remote_code=TRUST)
+    """Everything that shapes a drafter's training, all values written out."""
+    return spec(**shape_of(wildcards.drafter))
+
+
+def shape_of(drafter, *others):
+    """The settings of a drafter that shape what is trained, without those named besides."""
+    chosen = S.drafters[drafter].written_out()
+    kept = {
+        name: value
+        for name, value in chosen.items()
+        if name not in ("tree_budgets", *others)
+    }
+    return {**kept, "seed": S.seed, "trust_remote_code": TRUST}
 
 
 def drafter_gate_spec(wildcards):
     """What a trained drafter is held against."""
-    names = {"capture_layers", "speculative_tokens", "epochs"}
+    names = {"algorithm", "capture_layers", "speculative_tokens", "epochs"}
     names |= {"learning_rate", "warmup_ratio"}
     return spec(**S.drafters[wildcards.drafter].model_dump(include=names))
 
 
 def rehearsal_spec(wildcards):
     """What shapes a drafter's data, forward and loss, but not how long and how fast it is trained."""
-    pace = {"epochs", "learning_rate", "warmup_ratio", "weight_decay", "pack_length"}
-    chosen = S.drafters[wildcards.drafter].model_dump(exclude=pace)
-    return spec(**chosen, seed=S.seed, trust_remote_code=TRUST)
+    pace = ("epochs", "learning_rate", "warmup_ratio", "weight_decay")
+    return spec(**shape_of(wildcards.drafter, *pace, "tokens_per_batch", "anchors"))
+
+
+def kind_of(name):
+    """Whether a drafter is this run's own, or a published one."""
+    return "drafter" if name in S.drafters else "reference"
 
 
 def drafting_spec(wildcards):
-    """What shapes how a trained drafter drafts."""
-    chosen = S.drafters[wildcards.drafter]
+    """What shapes how a drafter, or a reference, drafts."""
+    chosen = EVALUATED[wildcards.drafter]
     return spec(
         name=wildcards.drafter,
+        kind=kind_of(wildcards.drafter),
+        algorithm=chosen.algorithm,
         capture_layers=chosen.capture_layers,
         speculative_tokens=chosen.speculative_tokens,
+        tree_budgets=getattr(chosen, "tree_budgets", ()),
     )
 
 
@@ -124,57 +185,99 @@ def export_gate_spec(wildcards):
     )
 
 
+def served_prompts():
+    """Prompts that are served of each evaluation set."""
+    return {name: chosen.prompts for name, chosen in S.evaluation.sets.items()}
+
+
 def serving_spec(wildcards):
-    """What shapes a measurement in a running engine; speed depends on all of the engine's settings."""
+    """What shapes measurements in running engines; speed depends on all of the engine's settings."""
     sampling = {
         "max_tokens": S.evaluation.max_tokens,
         "temperature": 0.0,
         "top_p": 1.0,
         "seed": S.seed,
     }
-    drafter = S.drafters.get(wildcards.server)
+    engine = S.engine.model_dump(exclude={"port", "start_timeout", "stall_timeout"})
     return spec(
-        **{
-            **response_spec(**sampling),
-            "engine": S.engine.model_dump(
-                exclude={"port", "start_timeout", "stall_timeout"}
-            ),
-        },
-        server=wildcards.server,
-        speculative_tokens=drafter.speculative_tokens if drafter else None,
-        prompts=S.evaluation.prompts,
+        **{**response_spec(**sampling), "engine": engine},
+        servers={name: each.speculative_tokens for name, each in EVALUATED.items()},
+        sets=served_prompts(),
         concurrency=S.evaluation.concurrency,
+        together=S.evaluation.together,
     )
 
 
 def evaluation_gate_spec(wildcards):
-    """What must have been served: k tokens a round, so many prompts, at these levels."""
+    """What must have been served: k tokens a round, so many prompts of each set, at these levels."""
     return spec(
-        speculative_tokens=S.drafters[wildcards.drafter].speculative_tokens,
-        prompts=S.evaluation.prompts,
+        kind=kind_of(wildcards.drafter),
+        speculative_tokens=EVALUATED[wildcards.drafter].speculative_tokens,
+        sets=served_prompts(),
         concurrency=S.evaluation.concurrency,
     )
 
 
-def map_gate_spec(wildcards):
-    """Of a vocabulary map's gate: the map's size, and the k for which its ceiling on tau is wanted."""
-    size = int(wildcards.size)
-    wanted = {
-        d.speculative_tokens for d in S.drafters.values() if d.draft_vocab_size == size
-    }
-    return spec(draft_vocab_size=size, speculative_tokens=sorted(wanted))
+def map_spec(wildcards):
+    """Of a vocabulary map: how many tokens it holds, all of the target's where that is None."""
+    size = None if wildcards.size == WHOLE else int(wildcards.size)
+    return spec(draft_vocab_size=size)
+
+
+def size_of(drafter):
+    """A drafter's vocabulary map by its size; drafters of one size share it."""
+    return str(drafter.draft_vocab_size or WHOLE)
 
 
 def vocabulary_of(wildcards):
-    """Folder of the vocabulary map that a drafter uses; drafters of one size share it."""
-    return f"{RESULTS}/vocabulary/{S.drafters[wildcards.drafter].draft_vocab_size}"
+    """Folder of the vocabulary map that a drafter uses."""
+    return f"{RESULTS}/vocabulary/{size_of(S.drafters[wildcards.drafter])}"
 
 
 def exported_drafter(wildcards):
-    """Manifest of the served drafter's export; none for the baseline."""
-    if wildcards.server == "baseline":
+    """Manifest of a drafter's export; a reference has none, since it is served as it was adopted."""
+    if kind_of(wildcards.drafter) == "reference":
         return []
-    return f"{RESULTS}/export/{wildcards.server}/manifest.json"
+    return f"{RESULTS}/export/{wildcards.drafter}/manifest.json"
+
+
+def drafter_manifest(wildcards):
+    """What vouches for a drafter's checkpoint: its own gate, or its adoption."""
+    folder = {"drafter": "drafters", "reference": "references"}
+    return f"{RESULTS}/{folder[kind_of(wildcards.drafter)]}/{wildcards.drafter}/manifest.json"
+
+
+def checkpoint_of(wildcards):
+    """Folder of a drafter's config.json and weights."""
+    folder = os.path.dirname(drafter_manifest(wildcards))
+    return f"{folder}/checkpoint" if kind_of(wildcards.drafter) == "drafter" else folder
+
+
+def report_spec(wildcards):
+    """What the report tells of, by name and in order."""
+    evaluated = {
+        name: {
+            "kind": kind_of(name),
+            "algorithm": each.algorithm,
+            "speculative_tokens": each.speculative_tokens,
+            **({"size": size_of(each)} if name in S.drafters else {}),
+        }
+        for name, each in EVALUATED.items()
+    }
+    return spec(run=S.run, evaluated=evaluated, sets=list(S.evaluation.sets))
+
+
+def adoption_spec(wildcards):
+    """Which published drafter a reference is, and the tokens a round that its configuration will state."""
+    names = {"source", "revision", "speculative_tokens"}
+    return spec(**S.references[wildcards.reference].model_dump(include=names))
+
+
+def reference_gate_spec(wildcards):
+    """What a published drafter was declared to be, and the positions that the engine needs of it."""
+    names = {"algorithm", "capture_layers", "speculative_tokens"}
+    declared = S.references[wildcards.reference].model_dump(include=names)
+    return spec(**declared, max_model_len=S.engine.max_model_len)
 
 
 def damaged_manifests():

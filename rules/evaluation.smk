@@ -2,89 +2,120 @@
 
 
 rule replay:
-    """Exact tau of a {drafter} on the stored held-out responses, with neither a server nor a target."""
+    """Exact tau of a {drafter} on the stored responses of a {split}, with neither a server nor a target."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        drafter=f"{RESULTS}/drafters/{{drafter}}/manifest.json",
-        manifest=f"{RESULTS}/samples/heldout/manifest.json",
-        samples=ancient(f"{RESULTS}/samples/heldout/samples.arrow"),
-        states=f"{RESULTS}/hidden_states/heldout/manifest.json",
+        drafter=drafter_manifest,
+        manifest=f"{RESULTS}/samples/{{split}}/manifest.json",
+        samples=ancient(f"{RESULTS}/samples/{{split}}/samples.arrow"),
+        states=f"{RESULTS}/hidden_states/{{split}}/manifest.json",
     output:
-        f"{RESULTS}/evaluation/{{drafter}}/replay.json",
+        f"{RESULTS}/evaluation/{{drafter}}/{{split}}/replay.json",
     log:
-        f"{LOGS}/replay/{{drafter}}.log",
+        f"{LOGS}/replay/{{drafter}}-{{split}}.log",
     benchmark:
-        f"{BENCHMARKS}/replay/{{drafter}}.tsv"
+        f"{BENCHMARKS}/replay/{{drafter}}-{{split}}.tsv"
+    wildcard_constraints:
+        drafter=either(EVALUATED),
+        split=either(S.evaluation.sets),
     conda:
         CONDA
     threads: 8
     params:
         spec=drafting_spec,
         code=code("replay"),
+        checkpoint=checkpoint_of,
     shell:
         "python {SCRIPTS}/replay.py --spec {params.spec:q} --code {params.code} --target {input.target}"
-        " --drafter {input.drafter} --samples {input.samples} --states {input.states}"
-        " --output {output} 2>&1 | tee {log}"
+        " --drafter {input.drafter} --checkpoint {params.checkpoint} --samples {input.samples}"
+        " --states {input.states} --output {output} 2>&1 | tee {log}"
 
 
 rule serve:
-    """Measurements of a {server}: the engine with a drafter, or `baseline`, under the same flags."""
+    """Measurements of all servers, the engine without a drafter and with each, by turns and under the same flags."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        manifest=f"{RESULTS}/prompts/manifest.json",
-        prompts=ancient(f"{RESULTS}/prompts/heldout.jsonl"),
-        drafter=exported_drafter,
+        manifests=expand(
+            f"{RESULTS}/prompts/{{split}}/manifest.json", split=S.evaluation.sets
+        ),
+        prompts=ancient(
+            expand(f"{RESULTS}/prompts/{{split}}.jsonl", split=S.evaluation.sets)
+        ),
+        drafters=expand(
+            f"{RESULTS}/export/{{drafter}}/manifest.json", drafter=S.drafters
+        ),
+        references=[
+            f"{RESULTS}/references/{name}/manifest.json"
+            for name in EVALUATED
+            if kind_of(name) == "reference"
+        ],
     output:
-        f"{RESULTS}/evaluation/{{server}}/served.json",
+        expand(
+            f"{RESULTS}/evaluation/{{server}}/served.json",
+            server=("baseline", *EVALUATED),
+        ),
     log:
-        f"{LOGS}/serve/{{server}}.log",
+        f"{LOGS}/serve.log",
     benchmark:
-        f"{BENCHMARKS}/serve/{{server}}.tsv"
+        f"{BENCHMARKS}/serve.tsv"
     conda:
         CONDA
     threads: 8
     resources:
-        gpu=S.engine.tensor_parallel,
+        gpu=S.engine.tensor_parallel
+        * (1 + len(EVALUATED) if S.evaluation.together else 1),
     params:
         spec=serving_spec,
         code=code("serve"),
-        drafter=lambda wildcards, input: (
-            f"--drafter {Path(input.drafter).parent}" if input.drafter else ""
-        ),
     shell:
         "python {SCRIPTS}/serve.py --spec {params.spec:q} --code {params.code} --target {input.target}"
-        " --prompts {input.prompts} {params.drafter} --engine {ENGINE:q}"
-        " --gpus {resources.gpu} --output {output}"
-        " --engine-log {LOGS}/serve/{wildcards.server}.engine.log 2>&1 | tee {log}"
+        " --prompts {input.prompts} --drafters {input.drafters} --references {input.references}"
+        " --engine {ENGINE:q} --gpus {resources.gpu} --outputs {output} --engine-logs {LOGS}/serve 2>&1 | tee {log}"
 
 
 rule validate_evaluation:
     """Gate of a {drafter}'s measurements: the trained drafter was served, and its rounds and texts are right."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        drafter=f"{RESULTS}/drafters/{{drafter}}/manifest.json",
-        export=f"{RESULTS}/export/{{drafter}}/manifest.json",
+        drafter=drafter_manifest,
+        export=exported_drafter,
         responses=f"{RESULTS}/responses/train/manifest.json",
         baseline=f"{RESULTS}/evaluation/baseline/served.json",
         served=f"{RESULTS}/evaluation/{{drafter}}/served.json",
-        replay=f"{RESULTS}/evaluation/{{drafter}}/replay.json",
-        manifest=f"{RESULTS}/samples/heldout/manifest.json",
-        samples=ancient(f"{RESULTS}/samples/heldout/samples.arrow"),
-        states=f"{RESULTS}/hidden_states/heldout/manifest.json",
+        replays=expand(
+            f"{RESULTS}/evaluation/{{{{drafter}}}}/{{split}}/replay.json",
+            split=S.evaluation.sets,
+        ),
+        manifests=expand(
+            f"{RESULTS}/samples/{{split}}/manifest.json", split=S.evaluation.sets
+        ),
+        samples=ancient(
+            expand(
+                f"{RESULTS}/samples/{{split}}/samples.arrow", split=S.evaluation.sets
+            )
+        ),
+        states=expand(
+            f"{RESULTS}/hidden_states/{{split}}/manifest.json", split=S.evaluation.sets
+        ),
     output:
         f"{RESULTS}/evaluation/{{drafter}}/manifest.json",
     log:
         f"{LOGS}/validate_evaluation/{{drafter}}.log",
     benchmark:
         f"{BENCHMARKS}/validate_evaluation/{{drafter}}.tsv"
+    wildcard_constraints:
+        drafter=either(EVALUATED),
     conda:
         CONDA
     params:
         spec=evaluation_gate_spec,
         code=code("validate_evaluation"),
+        export=lambda wildcards, input: (
+            f"--export {input.export}" if input.export else ""
+        ),
     shell:
         "python {SCRIPTS}/validate_evaluation.py --spec {params.spec:q} --code {params.code}"
-        " --target {input.target} --drafter {input.drafter} --export {input.export}"
+        " --target {input.target} --drafter {input.drafter} {params.export}"
         " --responses {input.responses} --samples {input.samples} --states {input.states}"
-        " --baseline {input.baseline} --served {input.served} --replay {input.replay}"
+        " --baseline {input.baseline} --served {input.served} --replays {input.replays}"
         " --manifest {output} 2>&1 | tee {log}"

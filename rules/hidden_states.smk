@@ -21,7 +21,7 @@ rule capture:
     params:
         spec=lambda wildcards: spec(
             capture_layers=DRAFTER_LAYERS,
-            rows=getattr(S.prompts, wildcards.split),
+            rows=rows_of(wildcards.split),
             engine=ENGINE_NUMERICS,
             trust_remote_code=TRUST,
         ),

@@ -10,7 +10,7 @@ rule report:
         states=expand(f"{RESULTS}/hidden_states/{{split}}/manifest.json", split=SPLITS),
         vocabularies=expand(
             f"{RESULTS}/vocabulary/{{size}}/manifest.json",
-            size=sorted({d.draft_vocab_size for d in S.drafters.values()}),
+            size=sorted({size_of(d) for d in S.drafters.values()}),
         ),
         rehearsals=expand(
             f"{RESULTS}/drafters/{{drafter}}/rehearsal/manifest.json",
@@ -20,10 +20,12 @@ rule report:
             f"{RESULTS}/drafters/{{drafter}}/manifest.json", drafter=S.drafters
         ),
         replays=expand(
-            f"{RESULTS}/evaluation/{{drafter}}/replay.json", drafter=S.drafters
+            f"{RESULTS}/evaluation/{{drafter}}/{{split}}/replay.json",
+            drafter=EVALUATED,
+            split=S.evaluation.sets,
         ),
         evaluations=expand(
-            f"{RESULTS}/evaluation/{{drafter}}/manifest.json", drafter=S.drafters
+            f"{RESULTS}/evaluation/{{drafter}}/manifest.json", drafter=EVALUATED
         ),
     output:
         REPORT,
@@ -32,16 +34,7 @@ rule report:
     conda:
         CONDA
     params:
-        spec=spec(
-            run=S.run,
-            drafters={
-                name: {
-                    "size": d.draft_vocab_size,
-                    "speculative_tokens": d.speculative_tokens,
-                }
-                for name, d in S.drafters.items()
-            },
-        ),
+        spec=report_spec,
         code=code("report"),
     shell:
         "python {SCRIPTS}/report.py --spec {params.spec:q} --code {params.code} --results {RESULTS}"

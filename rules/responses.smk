@@ -5,7 +5,7 @@ rule respond:
     """The target's answers to one {part} of a {split}; of greedy ones the hidden states are captured in the same pass."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        manifest=f"{RESULTS}/prompts/manifest.json",
+        manifest=prompts_manifest,
         prompts=ancient(f"{RESULTS}/prompts/{{split}}.jsonl"),
     output:
         f"{RESULTS}/responses/{{split}}/{{part}}.jsonl",
@@ -39,7 +39,7 @@ rule validate_responses:
     """Gate of a {split}: every prompt answered or accounted for; text and reasoning true to the ids."""
     input:
         target=f"{RESULTS}/target/manifest.json",
-        manifest=f"{RESULTS}/prompts/manifest.json",
+        manifest=prompts_manifest,
         prompts=ancient(f"{RESULTS}/prompts/{{split}}.jsonl"),
         responses=expand(
             f"{RESULTS}/responses/{{{{split}}}}/{{part}}.jsonl", part=PARTS

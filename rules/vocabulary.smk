@@ -16,7 +16,7 @@ rule map_vocabulary:
     conda:
         CONDA
     params:
-        spec=lambda wildcards: spec(draft_vocab_size=int(wildcards.size)),
+        spec=map_spec,
         code=code("map_vocabulary"),
     shell:
         "python {SCRIPTS}/map_vocabulary.py --spec {params.spec:q} --code {params.code}"
@@ -42,7 +42,7 @@ rule validate_vocabulary:
     conda:
         CONDA
     params:
-        spec=map_gate_spec,
+        spec=map_spec,
         code=code("validate_vocabulary"),
     shell:
         "python {SCRIPTS}/validate_vocabulary.py --spec {params.spec:q} --code {params.code}"

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hidden states of one part: adopt what `respond` captured, and capture the rows that are missing.
+"""Hidden states of one part: adopt what `respond` and earlier captures left, and capture the layers still missing.
 
 python scripts/capture.py --help
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import shutil
 
-from pilotfish import adoption, cli, engine, gpus, layers, manifest, prompts, samples, work
+from pilotfish import adoption, cli, digest, engine, files, gpus, layers, manifest, prompts, samples, shards, work
 
 
 def main() -> None:
@@ -24,14 +25,22 @@ def main() -> None:
     ids = {row: every[number]["input_ids"] for row, number in mine.items()}
     unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
     made = adoption.Adoption(unfinished, wanted, ids)
-    made.adopt(arguments.captured)
-    missing = made.missing()
-    logging.info("%d of %d rows adopted from `respond`", len(ids) - len(missing), len(ids))
-    if missing:
+    made.adopt(arguments.captured / shards.INDEX)
+    origin = _origin(arguments, spec)
+    made.adopt(arguments.output / shards.KEPT, origin)
+    if missing := made.missing():
+        logging.info("%d of %d rows lack layers: %s are captured", len(missing), len(ids), made.missing_layers())
         with gpus.lease(arguments.gpus):
             _capture(arguments, spec, made)
-    made.publish(arguments.output)
+    made.publish(arguments.output, origin)
     shutil.rmtree(unfinished.parent)
+
+
+def _origin(arguments, spec: dict) -> str:
+    """What states come from, whatever their layers: the target, the engine's numerics, the rows, this code."""
+    shared = digest.spec_json({name: value for name, value in spec.items() if name != "capture_layers"})
+    origin = f"{files.sha256_file(arguments.target)}\n{shared}\n{arguments.code}"
+    return hashlib.sha256(origin.encode()).hexdigest()
 
 
 def _arguments():
@@ -43,7 +52,7 @@ def _arguments():
     made.add_argument("--engine", required=True, help="JSON of the engine settings")
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
     cli.path_argument(made, "--captured", "folder of shards that `respond` captured")
-    cli.path_argument(made, "--output", "folder for the part's shards and index.json")
+    cli.path_argument(made, "--output", "folder for the part's shards and index.json; what lies there is kept")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
     return made.parse_args()
 
@@ -53,7 +62,7 @@ def _capture(arguments, spec: dict, made: adoption.Adoption) -> None:
     model = arguments.target.parent / "model"
     line = engine.arguments(
         options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True
-    ) + engine.capture_arguments(made.layers, made.incoming)
+    ) + engine.capture_arguments(made.missing_layers(), made.incoming)
     with engine.Engine(line, options, arguments.engine_log) as server:
         asyncio.run(made.capture_missing(server, options))
 

@@ -24,7 +24,8 @@ def main() -> None:
     manifest.read(arguments.manifest, "samples")
     counts = vocabulary.generated_counts(samples.load(arguments.samples), facts["vocab_size"])
     forced = vocabulary.forced_tokens(facts)
-    chosen = vocabulary.choose(counts, cli.spec_of(arguments)["draft_vocab_size"], forced)
+    size = cli.spec_of(arguments)["draft_vocab_size"] or facts["vocab_size"]
+    chosen = vocabulary.choose(counts, size, forced)
     d2t, t2d = vocabulary.maps(chosen, facts["vocab_size"])
     with files.replacing(arguments.output) as temporary:
         save_file({"d2t": d2t, "t2d": t2d, "counts": counts}, temporary)

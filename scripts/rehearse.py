@@ -39,7 +39,7 @@ def _rehearse(arguments, spec: dict) -> None:
     facts = manifest.read(arguments.target, "target")["statistics"]
     for path, schema in ((arguments.vocabulary, "vocabulary"), (arguments.samples, "samples")):
         manifest.read(path.parent / "manifest.json", schema)
-    chosen = layers.conditioning_layers(spec["capture_layers"], facts)
+    chosen = layers.conditioning_layers(spec["capture_layers"], facts, spec["algorithm"])
     maps, target = load_file(arguments.vocabulary), arguments.target.parent / "model"
     reader = shards.ShardReader(shards.verified_indexes(arguments.states), [*chosen, facts["layers"]])
     k = spec["speculative_tokens"]
@@ -65,8 +65,7 @@ def _train(spec: dict, target: Path, chosen: list[int], maps: dict, excerpt, unf
     """Learn the excerpt by heart and write the checkpoint; nothing of it is left in memory."""
     from pilotfish import rehearsal, training
 
-    torch.manual_seed(spec["seed"])
-    model = training.build_drafter(spec, target, chosen, maps["d2t"], maps["t2d"])
+    model = training.build_drafter(spec, target, chosen, maps)
     log = rehearsal.memorise(model, excerpt, spec, unfinished)
     training.export(model, unfinished / "checkpoint")
     del model

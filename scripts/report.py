@@ -14,7 +14,7 @@ def main() -> None:
     cli.path_argument(made, "--output", "Markdown to write")
     arguments = made.parse_args()
     spec = cli.spec_of(arguments)
-    text = report.compose(arguments.results, arguments.benchmarks, spec["run"], spec["drafters"])
+    text = report.compose(arguments.results, arguments.benchmarks, spec["run"], spec["evaluated"], spec["sets"])
     files.write_text(arguments.output, text)
 
 

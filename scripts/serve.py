@@ -1,61 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve the held-out prompts with vLLM, with a drafter or (the baseline) without, and measure.
+"""Serve the evaluation prompts with vLLM, without a drafter (the baseline) and with each, by turns, and measure.
 
 python scripts/serve.py --help
 """
 
 import json
+import logging
+from contextlib import ExitStack
 from pathlib import Path
 
-from pilotfish import cli, engine, evaluation, files, gpus, manifest
+from pilotfish import cli, engine, evaluation, files, generation, gpus, manifest
 
 
 def main() -> None:
     arguments = _arguments()
     spec = cli.spec_of(arguments)
+    # Of a hundred chunks each would report its end.
+    logging.getLogger(generation.__name__).setLevel(logging.WARNING)
     manifest.read(arguments.target, "target")
-    prompts = files.read_jsonl(arguments.prompts)[: spec["prompts"]]
     options = json.loads(arguments.engine)
-    model = arguments.target.parent / "model"
-    line = engine.arguments(
-        options,
-        model=model,
-        trust_remote_code=spec["trust_remote_code"],
-        capture=False,
-        reasoning_parser=spec["reasoning_parser"],
-    )
-    if arguments.drafter:
-        manifest.read(arguments.drafter / "manifest.json", "export")
-        line += engine.drafter_arguments(arguments.drafter, spec["speculative_tokens"])
-    with gpus.lease(arguments.gpus), engine.Engine(line, options, arguments.engine_log) as server:
-        measured = evaluation.measure_all(
-            server, prompts, spec["sampling"], spec["concurrency"], options["stall_timeout"]
-        )
-        view = server.view()
-    files.write_json(
-        arguments.output,
-        {
-            "server": spec["server"],
-            "sampling": spec["sampling"],
-            "arguments": line,
-            "engine": view,
-            "concurrency": measured,
-        },
-    )
+    sets = {path.stem: files.read_jsonl(path)[: spec["sets"][path.stem]] for path in arguments.prompts}
+    lines = _lines(arguments, spec, options)
+    groups = [list(lines)] if spec["together"] else [[name] for name in lines]
+    found = {}
+    with gpus.lease(arguments.gpus) as held:
+        for group in groups:
+            found |= _measured(arguments, spec, options, sets, {name: lines[name] for name in group}, held)
+    for path in arguments.outputs:
+        files.write_json(path, found[path.parent.name])
 
 
 def _arguments():
     made = cli.parser(__doc__)
     cli.path_argument(made, "--target", "the target's manifest; its model folder lies beside it")
-    cli.path_argument(made, "--prompts", "held-out prompts")
+    cli.path_argument(made, "--prompts", "prompts of each evaluation set; the file has the set's name", many=True)
+    cli.path_argument(made, "--drafters", "manifests of exports; the folder has the server's name", many=True)
     made.add_argument(
-        "--drafter", type=Path, help="exported drafter, its manifest in it; without it the baseline is served"
+        "--references", type=Path, nargs="*", default=[], help="manifests of references; the folder has the name"
     )
     made.add_argument("--engine", required=True, help="JSON of the engine settings")
-    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
-    cli.path_argument(made, "--output", "JSON to write")
-    cli.path_argument(made, "--engine-log", "vLLM's own log")
+    made.add_argument("--gpus", type=int, default=0, help="GPUs to lease for all engines; 0 on a CPU")
+    cli.path_argument(made, "--outputs", "JSON to write for each server; the folder has its name", many=True)
+    cli.path_argument(made, "--engine-logs", "folder for vLLM's own logs")
     return made.parse_args()
+
+
+def _lines(arguments, spec: dict, options: dict) -> dict[str, list[str]]:
+    """vLLM's command line of each server: the same flags, and its drafter."""
+    plain = engine.arguments(
+        options,
+        model=arguments.target.parent / "model",
+        trust_remote_code=spec["trust_remote_code"],
+        capture=False,
+        reasoning_parser=spec["reasoning_parser"],
+    )
+    lines = {"baseline": plain + evaluation.TIMING_ARGUMENTS}
+    for schema, paths in (("export", arguments.drafters), ("reference", arguments.references)):
+        for path in paths:
+            manifest.read(path, schema)
+            name = path.parent.name
+            lines[name] = lines["baseline"] + engine.drafter_arguments(path.parent, spec["servers"][name])
+    return lines
+
+
+def _measured(arguments, spec: dict, options: dict, sets: dict, lines: dict, held: list[str]) -> dict[str, dict]:
+    """What servers that run at once have measured, and what each engine says of itself."""
+    rest = evaluation.SPIN_SECONDS if len(lines) > 1 and not held else 0
+    session = evaluation.Session(spec["sampling"], options["stall_timeout"], rest)
+    with ExitStack() as running:
+        engines = {}
+        # One after the other: while it starts, an engine takes the most memory, and every core.
+        for number, (name, devices) in enumerate(zip(lines, gpus.shares(held, len(lines)), strict=True)):
+            own = {**options, "port": options["port"] and options["port"] + number}
+            with gpus.show(devices):
+                server = engine.Engine(lines[name], own, arguments.engine_logs / f"{name}.engine.log")
+                engines[name] = running.enter_context(server)
+        measured = evaluation.measure_all(engines, sets, spec["concurrency"], session)
+        return {
+            name: {
+                "server": name,
+                "sampling": spec["sampling"],
+                "arguments": lines[name],
+                "engine": server.view(),
+                "sets": measured[name],
+            }
+            for name, server in engines.items()
+        }
 
 
 if __name__ == "__main__":

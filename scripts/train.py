@@ -7,7 +7,6 @@ python scripts/train.py --help
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 from pilotfish import cli, files, gpus, layers, manifest, shards, work
@@ -32,23 +31,25 @@ def _arguments():
 
 
 def _train(arguments, spec: dict) -> None:
-    from pilotfish import training
+    from pilotfish import drafter_checks, training
 
     facts = manifest.read(arguments.target, "target")["statistics"]
     manifest.read(arguments.vocabulary.parent / "manifest.json", "vocabulary")
-    chosen = layers.conditioning_layers(spec["capture_layers"], facts)
-    torch.manual_seed(spec["seed"])
-    maps = load_file(arguments.vocabulary)
+    chosen = layers.conditioning_layers(spec["capture_layers"], facts, spec["algorithm"])
     target = arguments.target.parent / "model"
-    model = training.build_drafter(spec, target, chosen, maps["d2t"], maps["t2d"])
+    model = training.build_drafter(spec, target, chosen, load_file(arguments.vocabulary))
     wanted = [*chosen, facts["layers"]]
+    reader = shards.ShardReader(shards.verified_indexes(arguments.heldout_states), chosen)
     unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
     unfinished.mkdir(parents=True, exist_ok=True)
     log = training.train(
         model,
         spec,
-        _dataset(arguments.train_samples, arguments.train_states, wanted, spec["pack_length"]),
-        _dataset(arguments.heldout_samples, arguments.heldout_states, wanted, spec["pack_length"]),
+        _dataset(arguments.train_samples, arguments.train_states, wanted, spec),
+        _dataset(arguments.heldout_samples, arguments.heldout_states, wanted, spec),
+        lambda folder: drafter_checks.replayed(
+            folder, target, arguments.heldout_samples, reader, spec["speculative_tokens"]
+        )[0],
         unfinished,
     )
     finished = unfinished / "finished"
@@ -59,12 +60,12 @@ def _train(arguments, spec: dict) -> None:
     shutil.rmtree(unfinished.parent)
 
 
-def _dataset(samples: Path, states: Path, wanted: list[int], pack_length: int):
-    from pilotfish import training, transfer
+def _dataset(samples: Path, states: Path, wanted: list[int], spec: dict):
+    from pilotfish import algorithms, transfer
 
     manifest.read(samples.parent / "manifest.json", "samples")
     transferred = transfer.ShardTransfer(shards.verified_indexes(states), wanted)
-    return transfer.SampleDataset(samples, transferred, pack_length, training.DTYPE)
+    return transfer.SampleDataset(samples, transferred, spec["tokens_per_batch"], algorithms.of(spec))
 
 
 if __name__ == "__main__":

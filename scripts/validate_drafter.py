@@ -3,9 +3,9 @@
 
 Checks: the loss of every step finite, and falling; the learning rate of every step as the schedule has it, also
 after a resume; tensors of the right names, shapes and type, finite, as many parameters as the formula gives; every
-trained tensor has moved from its start and no frozen one has; the embedding is the target's bit for bit, the head
-still resembles the rows it started from; map and layers are the declared ones; replay tau on a few held-out rows
-above what always proposing the most frequent continuation gives.
+trained tensor has moved from its start and no frozen one has; embedding and head are the target's bit for bit, but
+EAGLE-3's head, which is trained, resembles the rows it started from; map and layers are the declared ones; a replay
+after every epoch; replay tau on a few held-out rows above what always proposing the most frequent continuation gives.
 Does not check: what the training code feeds a drafter, which the rehearsal's gate has probed before; tau on all
 held-out rows, which `replay` computes.
 
@@ -30,12 +30,14 @@ def main() -> None:
     tables.check(pd.DataFrame(log), tables.TRAINING_LOG, folder / "training_log.jsonl")
     held, vocabulary = load_file(folder / "model.safetensors"), load_file(arguments.vocabulary)
     made = constants.read(files.read_json(folder / constants.FILE), folder / constants.FILE)
-    wanted = layers.conditioning_layers(spec["capture_layers"], facts)
+    wanted = layers.conditioning_layers(spec["capture_layers"], facts, spec["algorithm"])
     found = tensors.Faults(folder)
     for fault in drafter_checks.log_faults(log, spec):
         found.add(f"training_log.jsonl, {fault}")
     for fault in tensors.faults(held, export_checks.schema(made)):
         found.add(f"model.safetensors, {fault}")
+    if (epochs := sum(row["kind"] == "replay" for row in log)) != spec["epochs"]:
+        found.add(f"training_log.jsonl: {epochs} replays of held-out rows, {spec['epochs']} epochs; train again")
     found.refuse(CURE)  # what follows reads these tensors
     if list(made.capture_layers) != wanted:
         found.add(f"constants.json: layers {list(made.capture_layers)}, where {wanted} are declared; train again")
@@ -50,8 +52,9 @@ def main() -> None:
     found.refuse(CURE)
     reader = shards.ShardReader(shards.verified_indexes(arguments.heldout_states), wanted)
     accepted, fault = drafter_checks.acceptance(
-        folder, arguments.train_samples, arguments.heldout_samples, reader, spec["speculative_tokens"]
-    )
+        folder, arguments.target.parent / "model", arguments.train_samples, arguments.heldout_samples, reader,
+        spec["speculative_tokens"],
+    )  # fmt: skip
     if fault:
         found.add(fault)
     found.refuse(CURE)

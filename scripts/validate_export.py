@@ -48,7 +48,7 @@ def main() -> None:
         found.add(fault)
     found.refuse(CURE)
     row = _first_row(arguments.states, trained.capture_layers)
-    for fault in export_checks.drafting_faults(arguments.export, checkpoint, *row):
+    for fault in export_checks.drafting_faults(arguments.export, checkpoint, arguments.target.parent / "model", *row):
         found.add(fault)
     found.refuse(CURE)
     manifest.write(

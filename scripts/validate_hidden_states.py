@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gate of a split's hidden states: the declared layers of the right tokens, as the target computes them.
 
-Checks: each shard's checksum, read from the disk, rows and layers as its index lists them, no row twice; for every
-sample its states, token ids equal, shape and type as declared, no NaN, infinity or zero vector, norms within a
-factor of the split's, no two rows alike; a few rows recomputed with transformers, where the declared layer must
-match best, well ahead of its neighbours and of the state after the final norm; at up to eight positions of every
-response, that norm and head make the recorded token of the last state, and that without the norm they do worse.
+Checks: each shard's checksum, read from the disk, rows and layers as its index lists them; each declared layer of
+each sample's row in one shard and no other; token ids equal, shape and type as declared, no NaN, infinity or zero
+vector, norms within a factor of the split's, no two rows alike; a few rows recomputed with transformers, where the
+declared layer must match best, well ahead of its neighbours and of the state after the final norm; at up to eight
+positions of every response, that norm and head make the recorded token of the last state, and that without the norm
+they do worse.
 Does not check: the lower layers of rows that are not recomputed, beyond finiteness and norms; the engine's numerics
 below a relative error of 0.1. What training makes of the states is for the rehearsal's and the drafter's gates.
 

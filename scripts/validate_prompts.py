@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gate of the prompts: each is whole and stands once, and none to train on says what an evaluation prompt says.
+"""Gate of the prompts of an evaluation set, and of those to train on beside it: whole, once, and apart.
 
 Checks: columns, ids, roles that alternate and end with the user, no empty turn; no id and no text twice; no
-conversation in training and evaluation; no training prompt that nearly repeats an evaluation prompt (Jaccard index
+conversation both held out and trained on; no training prompt that nearly repeats an evaluation prompt (Jaccard index
 of word 3-grams at least 0.8) or quotes one (half of its word 13-grams, or all of one of 8 to 12 words); the share of
 near duplicates among the training prompts (MinHash, `prompts.max_near_duplicates`).
 
@@ -30,20 +30,17 @@ CHUNK = 1000  # rows checked, and held, at a time
 
 def main() -> None:
     arguments = _arguments()
-    comparison, rows = Comparison(), {}
-    for path in arguments.evaluation:
+    comparison, rows = Comparison(cli.spec_of(arguments)["setting"]), {}
+    for path, add in ((arguments.evaluation, comparison.add_evaluation), (arguments.train, comparison.add_training)):
         for row, prompt in enumerate(_checked(path)):
-            comparison.add_evaluation(path, row, prompt)
+            add(path, row, prompt)
             rows[path] = row + 1
-    for row, prompt in enumerate(_checked(arguments.train)):
-        comparison.add_training(arguments.train, row, prompt)
-        rows[arguments.train] = row + 1
     comparison.refuse(arguments.train, arguments.max_near_duplicates)
     statistics = comparison.statistics()
     manifest.write(
         arguments.manifest,
         schema="prompts",
-        paths=[arguments.train, *arguments.evaluation],
+        paths=[arguments.train, arguments.evaluation],
         rows=rows,
         spec=arguments.spec,
         code=arguments.code,
@@ -55,7 +52,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     made = cli.parser(__doc__)
     cli.path_argument(made, "--train", "prompts to train on")
-    cli.path_argument(made, "--evaluation", "prompts of each evaluation set", many=True)
+    cli.path_argument(made, "--evaluation", "prompts of the evaluation set")
     made.add_argument(
         "--max-near-duplicates", type=float, required=True, help="share of training prompts that may be near duplicates"
     )

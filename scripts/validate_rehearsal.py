@@ -5,8 +5,8 @@ Checks: one row, learnt by heart with the training's own data path, forward and 
 in full blocks (at least four rounds, each accepting k), round by round as the replay of that export; the constants of
 training, config.json and the engine's own view are equal; and by probes on two packed documents: every declared layer
 reaches the projection, the label layer does not, noise on the conditioning leaves the labels bit-equal, no future
-token or state moves a past logit, packed documents do not see each other, inputs, labels and mask line up so that the
-supervised (input, label) pairs are those of serving, and the loss is the one asked for.
+token or state moves a past logit, packed documents and blocks do not see each other, inputs, labels and mask line up so
+that the supervised (input, label) pairs are those of serving, and the loss is the one asked for.
 Does not check: whether the long training learns (the drafter's gate), or the stored states themselves (the gate of
 the hidden states). The probes run on the CPU: of a GPU's own attention only the row learnt by heart tells.
 
@@ -18,7 +18,7 @@ from itertools import islice
 
 from safetensors.torch import load_file
 
-from pilotfish import agreement, cli, files, layers, manifest, probes, rehearsal_checks, samples, shards, tensors
+from pilotfish import agreement, cli, files, heads, layers, manifest, probes, rehearsal_checks, samples, shards, tensors
 from pilotfish.rehearsal import ROWS
 
 FILES = ("config.json", "model.safetensors", "constants.json", "served.json")
@@ -30,7 +30,7 @@ def main() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
-    wanted = [*layers.conditioning_layers(spec["capture_layers"], facts), facts["layers"]]
+    wanted = [*layers.conditioning_layers(spec["capture_layers"], facts, spec["algorithm"]), facts["layers"]]
     reader = shards.ShardReader(shards.verified_indexes(arguments.states), wanted)
     rows = list(islice(samples.load(arguments.samples), ROWS))
     served = files.read_json(arguments.rehearsal / "served.json")
@@ -40,10 +40,10 @@ def main() -> None:
     found = tensors.Faults(arguments.rehearsal)
     for fault in (
         *rehearsal_checks.learning_faults(served),
-        *rehearsal_checks.round_faults(served, excerpt, arguments.rehearsal, k),
+        *rehearsal_checks.round_faults(served, excerpt, arguments.rehearsal, model, k),
         *rehearsal_checks.constants_faults(served, arguments.rehearsal, k),
         *agreement.target_faults(served["engine"], model, facts),
-        *probes.faults(probe, model),
+        *probe.faults(heads.Head(model)),
     ):
         found.add(fault)
     found.refuse(rehearsal_checks.CURE)

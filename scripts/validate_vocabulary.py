@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from pilotfish import cli, manifest, samples, vocabulary
+from pilotfish.drafter_settings import MOST_DRAFTED
 from pilotfish.errors import UserError
 
 
@@ -48,16 +49,14 @@ def _statistics(arguments, held: dict, train: np.ndarray, facts: dict) -> dict:
     for kind, counts in by_kind.items():
         if counts.any():
             coverage[f"coverage_heldout_{kind}"] = vocabulary.coverage(counts, held["t2d"])
-    ceilings = {
-        str(k): round(vocabulary.tau_ceiling(heldout, held["t2d"], k), 4)
-        for k in cli.spec_of(arguments)["speculative_tokens"]
-    }
+    # Of every k that a drafter may have: one that comes later changes nothing of this.
+    ceilings = vocabulary.tau_ceilings(heldout, held["t2d"], range(1, MOST_DRAFTED + 1))
     return {
         "draft_vocab_size": len(held["d2t"]),
         "distinct_generated": int(np.count_nonzero(train)),
         "frequency_sha256": vocabulary.frequency_digest(train),
         **{name: round(value, 6) for name, value in coverage.items()},
-        "tau_ceiling_heldout": ceilings,
+        "tau_ceiling_heldout": {str(k): round(tau, 4) for k, tau in ceilings.items()},
     }
 
 

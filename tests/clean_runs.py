@@ -19,7 +19,7 @@ from conftest import REPOSITORY, copy_workflow, snakemake
 from tiny_target import build_tiny_target
 
 # Changes to config/tiny.yaml, `section.key: value`; each run also has a seed of its own.
-SMALL = {"prompts.train": 48, "prompts.heldout": 16, "responses.parts": 1, "evaluation.prompts": 16}
+SMALL = {"prompts.train": 48, "prompts.heldout": 16, "responses.parts": 1, "evaluation.sets.heldout.prompts": 16}
 VARIANTS: dict[str, dict] = {
     "as it is": {},
     "small": SMALL,
@@ -29,7 +29,12 @@ VARIANTS: dict[str, dict] = {
     "hard labels": {**SMALL, "drafters.eagle3.loss": "ce"},
     "five tokens": {**SMALL, "drafters.eagle3.speculative_tokens": 5, "drafters.eagle3.ttt_steps": 5},
     "smaller vocabulary": {**SMALL, "drafters.eagle3.draft_vocab_size": 120},
-    "cut answers left out": {**SMALL, "responses.max_tokens": 48, "evaluation.max_tokens": 48, "responses.truncated": "drop"},
+    "cut answers left out": {
+        **SMALL,
+        "responses.max_tokens": 48,
+        "evaluation.max_tokens": 48,
+        "responses.truncated": "drop",
+    },
     "few rows a batch": {**SMALL, "engine.max_num_seqs": 4, "evaluation.concurrency": [2]},
 }
 

@@ -18,7 +18,7 @@ FOLDER = r"hidden_states/train"
 RECAPTURE = r"(?s:.*)Capture these rows anew: delete the part's index\.json"
 
 
-def rewrite(scene: Scene, change: Callable[[int, RowStates, shards.ShardReader], RowStates], **layers) -> None:
+def rewrite(scene: Scene, change: Callable[[int, RowStates, shards.ShardReader], RowStates]) -> None:
     """Write every shard of the training split again with changed rows, and its index with right checksums."""
     every = sorted(scene.path("hidden_states/train").glob("*/index.json"))
     reader = shards.ShardReader(every)
@@ -28,8 +28,8 @@ def rewrite(scene: Scene, change: Callable[[int, RowStates, shards.ShardReader],
             rows = [(row, change(row, reader.read(row), reader)) for row in entry["rows"]]
             entries.append((index.parent / entry["file"], rows))
         for path, rows in entries:
-            shards.write_shard(path, rows, layers.get("layers", reader.captured))
-        shards.write_index(index.parent, reader.captured, [shards.describe(path) for path, _ in entries])
+            shards.write_shard(path, rows, reader.layers)
+        shards.write_index(index.parent, reader.layers, [shards.describe(path) for path, _ in entries])
 
 
 def of_rows(chosen: range | set, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
@@ -253,3 +253,36 @@ def _(scene: Scene) -> None:
     path = first_shard(scene)
     copy = Path(shutil.copy(path, path.with_stem(path.stem + "_copy")))
     scene.edit_json(INDEX, lambda index: index["shards"].append(shards.describe(copy)))
+
+
+def split_by_layers(scene: Scene, *layers: list[int]) -> None:
+    """Write a part's first shard again as several, each with some of its layers, as adding drafters leaves them."""
+    path, index = first_shard(scene), scene.path(INDEX)
+    entries = files.read_json(index)["shards"]
+    pieces = []
+    for number, some in enumerate(layers):
+        reader = shards.ShardReader([index], some)
+        rows = [(row, reader.read(row)) for row in entries[0]["rows"]]
+        shards.write_shard(piece := path.with_stem(f"{path.stem}_{number}"), rows, some)
+        pieces.append(shards.describe(piece))
+    scene.edit_json(INDEX, lambda content: content.update(shards=[*pieces, *entries[1:]]))
+
+
+@fault(
+    "Capture",
+    "a layer of some rows missing",
+    GATE,
+    FOLDER + r"(?s:.*)row 0: no shard holds its layers \[3\]" + RECAPTURE,
+)
+def _(scene: Scene) -> None:
+    split_by_layers(scene, [1, 4], [2])
+
+
+@fault(
+    "Capture",
+    "a layer of a row in two shards",
+    GATE,
+    r"_1\.safetensors: row 0 is in \S+/rows_\S+_0\.safetensors too; delete .*index\.json",
+)
+def _(scene: Scene) -> None:
+    split_by_layers(scene, [1, 3, 4], [2, 3])

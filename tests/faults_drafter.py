@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of a trained drafter: of its log and of its tensors."""
+"""Faults of a trained drafter: of its log, of its tensors, and of what its export tells an engine."""
 
 from hashlib import sha256
 
@@ -14,17 +14,17 @@ CHECKPOINT = "drafters/eagle3/checkpoint"
 WHERE = r"results/tiny/drafters/eagle3/checkpoint: \d+ check\(s\) failed:\n"
 
 
-def tensor_fault(name: str, says: str):
-    """Register a fault that changes the checkpoint's tensors."""
+def tensor_fault(name: str, says: str, checkpoint: str = CHECKPOINT):
+    """Register a fault that changes a checkpoint's tensors."""
 
     def register(change) -> None:
         def inject(scene: Scene) -> None:
-            path = scene.path(f"{CHECKPOINT}/model.safetensors")
+            path = scene.path(f"{checkpoint}/model.safetensors")
             tensors = {key: value.clone() for key, value in load_file(path).items()}
             change(scene, tensors)
             save_file(tensors, path)
 
-        fault("Training", name, "validate_drafter", WHERE + says)(inject)
+        fault("Training", name, "validate_drafter", WHERE.replace(CHECKPOINT, checkpoint) + says)(inject)
 
     return register
 
@@ -104,3 +104,25 @@ def _(_: Scene, tensors: dict[str, torch.Tensor]) -> None:
 def _(_: Scene, tensors: dict[str, torch.Tensor]) -> None:
     """A drafter whose layer says nothing: all that is left are embedding and head."""
     tensors["layers.0.mlp.down_proj.weight"] = torch.randn(tensors["layers.0.mlp.down_proj.weight"].shape).bfloat16()
+
+
+@tensor_fault(
+    "DFlash: the target's head was trained along",
+    r"  model\.safetensors, lm_head\.weight: has moved though it is frozen; train again\n"
+    r"  model\.safetensors, lm_head\.weight: not the target's rows of the draft vocabulary, bit for bit; train again",
+    checkpoint="drafters/dflash/checkpoint",
+)
+def _(_: Scene, tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = (tensors["lm_head.weight"].float() * 1.01).bfloat16()
+
+
+@fault(
+    "Export and serving",
+    "DFlash: the engine is not told that a block's tokens see those behind them",
+    "validate_export",
+    r"results/tiny/export/dflash: 1 check\(s\) failed:\n  config\.json: causal True, not False as trained\n"
+    r"delete the folder and run again",
+)
+def _(scene: Scene) -> None:
+    """As speculators exports it: vLLM takes a setting of sliding windows for one of all layers."""
+    scene.edit_json("export/dflash/config.json", lambda config: config.update(sliding_window_non_causal=False))

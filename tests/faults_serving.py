@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from faults import Scene, fault
 from helpers import executable, plan
-from pilotfish import engine, files
+from pilotfish import engine, files, speed
 
 EXPORT, SERVED = "export/eagle3", "evaluation/eagle3/served.json"
-LEVEL = "8"
+SET, LEVEL = "heldout", "8"
 
 
 def change_tensors(scene: Scene, change: Callable[[dict], None]) -> None:
@@ -136,7 +136,7 @@ def serve_with(
     """Run the serving job with another server in vLLM's place."""
     code = f"import sys\nROOT, NAMES = {root!r}, {names}\n{IMPOSTOR}"
     scene.monkeypatch.setattr(engine.sys, "executable", executable(Path.cwd() / "impostor", code))
-    scene.run("serve", server="eagle3")
+    scene.run("serve")
 
 
 @fault(
@@ -169,21 +169,22 @@ def port_taken(scene: Scene) -> None:
     with socket.socket() as foreign:
         foreign.bind(("127.0.0.1", 0))
         foreign.listen()
-        (line,) = (job.line for job in plan(scene.root) if job.rule == "serve" and "baseline" in job.wildcards.values())
+        (line,) = (job.line for job in plan(scene.root) if job.rule == "serve")
         options = json.loads(line[line.index("--engine") + 1]) | {"port": foreign.getsockname()[1]}
-        scene.run("serve", ["--engine", json.dumps(options)], server="baseline")
+        scene.run("serve", ["--engine", json.dumps(options)])
 
 
 def change_level(scene: Scene, change: Callable[[dict], None]) -> None:
-    """Edit what was measured with the drafter at one concurrency."""
-    scene.edit_json(SERVED, lambda served: change(served["concurrency"][LEVEL]))
+    """Edit what was measured with the drafter on one set at one concurrency."""
+    scene.edit_json(SERVED, lambda served: change(served["sets"][SET][LEVEL]))
 
 
 @fault(
     "Export and serving",
     "served rounds differ from replayed ones",
     "validate_evaluation",
-    rf"concurrency {LEVEL}: \d+\.\d% of \d+ rounds equal the replay's .*the drafter's forward; compare their versions",
+    rf"{SET}, concurrency {LEVEL}: \d+\.\d% of \d+ rounds equal the replay's .*"
+    r"the drafter's forward; compare their versions",
 )
 def rounds_differ(scene: Scene) -> None:
     def move(level: dict) -> None:
@@ -201,7 +202,7 @@ def rounds_differ(scene: Scene) -> None:
     "Export and serving",
     "the engine's text is not the target's",
     "validate_evaluation",
-    rf"concurrency {LEVEL}: the engine with the drafter does not give the target's text \(1 rows(.*)"
+    rf"{SET}, concurrency {LEVEL}: the engine with the drafter does not give the target's text \(1 rows(.*)"
     r"row 5, response token 30: \d+ where the baseline has \d+, .*so serve again",
 )
 def other_text(scene: Scene) -> None:
@@ -216,7 +217,8 @@ def other_text(scene: Scene) -> None:
     "Export and serving",
     "counters disagree",
     "validate_evaluation",
-    rf"concurrency {LEVEL}: the engine's counters and its requests disagree; was another client using it\? serve again",
+    rf"{SET}, concurrency {LEVEL}: the engine's counters and its requests disagree; "
+    r"was another client using it\? serve again",
 )
 def counters_disagree(scene: Scene) -> None:
     def count_more(level: dict) -> None:
@@ -236,11 +238,29 @@ def other_mode(scene: Scene) -> None:
     wrapper = files.read_json(scene.path("target/manifest.json"))["statistics"]["wrapper"]
 
     def close_reasoning(served: dict) -> None:
-        for level in served["concurrency"].values():
-            for answer in level["answers"]:
+        """Every answer loses its reasoning's marks, and all that is told of its length is set right."""
+        for level, measured in served["sets"][SET].items():
+            for answer in measured["answers"]:
                 answer["prompt_token_ids"] += [wrapper["open"], wrapper["close"]]
                 answer["token_ids"] = [t for t in answer["token_ids"] if t not in wrapper.values()]
-            level["tokens"] = sum(len(answer["token_ids"]) for answer in level["answers"])
-            level["tokens_per_second"] = level["tokens"] / level["seconds"]
+            lengths = [len(answer["token_ids"]) for answer in measured["answers"]]
+            rows = speed.chunks(len(lengths), int(level))
+            times = [seconds for seconds, _ in measured["chunks"]]
+            measured["chunks"] = [[t, sum(lengths[r] for r in chunk)] for t, chunk in zip(times, rows, strict=True)]
+            measured["tokens"] = sum(lengths)
+            measured["tokens_per_second"] = measured["tokens"] / measured["seconds"]
 
     scene.edit_json(SERVED, close_reasoning)
+
+
+@fault(
+    "Export and serving",
+    "time that was left out of a chunk",
+    "validate_evaluation",
+    rf"served\.json: 1 check.*\n.*row {SET} at concurrency {LEVEL}: seconds must be those of the chunks; serve again",
+)
+def time_left_out(scene: Scene) -> None:
+    def shorten(level: dict) -> None:
+        level["chunks"][0][0] /= 2
+
+    change_level(scene, shorten)

@@ -7,10 +7,11 @@ import torch
 from speculators.models.eagle3.core import Eagle3DraftModel
 
 from faults import Scene, fault
-from pilotfish import files, training, transfer
+from pilotfish import dflash, eagle3, files
 
 REHEARSAL = "drafters/eagle3/rehearsal"
 WHERE = r"results/tiny/drafters/eagle3/rehearsal: \d+ check\(s\) failed:\n(?s:.*)"
+WHERE_DFLASH = WHERE.replace("eagle3", "dflash")
 CURE = r"(?s:.*)mend that, delete the folder and run again"
 
 
@@ -42,11 +43,10 @@ def layer_lost(scene: Scene) -> None:
     WHERE + r"label layer 4 leaks into the conditioning: with other labels the logits are others" + CURE,
 )
 def label_layer_leaks(scene: Scene) -> None:
-    def last_three(method, data, index: int) -> dict:
-        states = data.transfer.get_cached(int(data.samples[index]["row"]))["hidden_states"]
-        return {**method(data, index), "hidden_states": states[:, 1:].flatten(1)}
+    def last_three(method, sample: dict, states: torch.Tensor) -> dict:
+        return {**method(sample, states), "hidden_states": states[:, 1:].flatten(1)}
 
-    change_method(scene, transfer.SampleDataset, "_get_raw_data", last_three)
+    change_method(scene, eagle3, "view", last_three)
 
 
 @fault(
@@ -59,12 +59,10 @@ def label_layer_leaks(scene: Scene) -> None:
     + CURE,
 )
 def noise_in_labels(scene: Scene) -> None:
-    def noisy(method, held, row: int) -> dict:
-        found = method(held, row)
-        states = found["hidden_states"]
-        return {**found, "hidden_states": states + 0.1 * torch.randn(states.shape).to(states)}
+    def noisy(method, sample: dict, states: torch.Tensor) -> dict:
+        return method(sample, states + 0.1 * torch.randn(states.shape).to(states))
 
-    change_method(scene, transfer.HeldTransfer, "get_cached", noisy)
+    change_method(scene, eagle3, "view", noisy)
 
 
 @fault(
@@ -77,7 +75,7 @@ def soft_loss(scene: Scene) -> None:
     config = scene.root / "config" / "tiny.yaml"
     text = config.read_text(encoding="utf-8")
     files.write_text(config, text.replace("    algorithm: eagle3\n", "    algorithm: eagle3\n    loss: ce\n"))
-    change_method(scene, training, "loss_arguments", lambda method, spec: method({**spec, "loss": "kl_div"}))
+    change_method(scene, eagle3, "call_arguments", lambda method, spec: method({**spec, "loss": "kl_div"}))
 
 
 @fault(
@@ -95,7 +93,7 @@ def one_document(scene: Scene) -> None:
 
 def change_shift(scene: Scene, change: Callable[[dict, dict], dict]) -> None:
     """Change what the shift makes of a sample; `change` takes the sample and the shifted one."""
-    change_method(scene, training, "shift_batch", lambda method, sample: change(sample, method(sample)))
+    change_method(scene, eagle3, "shift_batch", lambda method, sample: change(sample, method(sample)))
 
 
 @fault(
@@ -136,3 +134,78 @@ def mask_shifted(scene: Scene) -> None:
 def row_does_not_come_back(scene: Scene) -> None:
     """An engine with another forward than the training's: the text is right, the blocks are not full."""
     scene.edit_json(f"{REHEARSAL}/served.json", lambda served: served.update(per_step_accepted=[3, 3] + 14 * [1]))
+
+
+# What went wrong in one long training of DFlash, each without an error, and what its masks could do.
+
+
+@fault(
+    "Training",
+    "DFlash: one of the conditioning layers does not reach the projection",
+    "validate_rehearsal",
+    WHERE_DFLASH + r"layer 3 does not reach the projection: without its states the logits stay as they are" + CURE,
+)
+def dflash_layer_lost(scene: Scene) -> None:
+    def forward(method, model, *, hidden_states: torch.Tensor, **batch):
+        seen = hidden_states.unflatten(-1, (len(model.target_layer_ids), -1)).clone()
+        seen[..., -1, :] = 0
+        return method(model, hidden_states=seen.flatten(-2), **batch)
+
+    change_method(scene, dflash.DFlash, "forward", forward)
+
+
+@fault(
+    "Training",
+    "DFlash: noise is added before the labels are read",
+    "validate_rehearsal",
+    WHERE_DFLASH + r"noise reaches the labels: take them before any is added" + CURE,
+)
+def dflash_noise_in_labels(scene: Scene) -> None:
+    def forward(method, model, *, verifier_last_hidden_states: torch.Tensor, noise: float, **batch):
+        last = verifier_last_hidden_states
+        if noise and model.training:
+            last = last + noise * torch.randn_like(last)
+        return method(model, verifier_last_hidden_states=last, noise=noise, **batch)
+
+    change_method(scene, dflash.DFlash, "forward", forward)
+
+
+@fault(
+    "Training",
+    "DFlash: label layer leaks into the conditioning",
+    "validate_rehearsal",
+    WHERE_DFLASH + r"label layer 4 leaks into the conditioning: with other labels the logits are others" + CURE,
+)
+def dflash_label_layer_leaks(scene: Scene) -> None:
+    """As if all captured layers were counted from the end."""
+
+    def last_ones(method, sample: dict, states: torch.Tensor) -> dict:
+        shifted = method(sample, states.roll(-1, 1))
+        return {**method(sample, states), "hidden_states": shifted["hidden_states"]}
+
+    change_method(scene, dflash, "view", last_ones)
+
+
+@fault(
+    "Training",
+    "DFlash: soft loss where hard was asked",
+    "validate_rehearsal",
+    WHERE_DFLASH + r"the loss of a pack is \d+\.\d+ where 1 hard, as asked, is \d+\.\d+: it is that of soft" + CURE,
+)
+def dflash_soft_loss(scene: Scene) -> None:
+    change_method(scene, dflash, "call_arguments", lambda method, spec: method({**spec, "loss": {"soft": 1.0}}))
+
+
+@fault(
+    "Training",
+    "DFlash: blocks see each other",
+    "validate_rehearsal",
+    WHERE_DFLASH + r"blocks see each other: the token at position \d+ changes the block at position \d+" + CURE,
+)
+def dflash_blocks_see_each_other(scene: Scene) -> None:
+    def open_blocks(method, model, *args, **kwargs):
+        mask = method(model, *args, **kwargs).clone()
+        mask[..., -mask.shape[-2] :] = 0  # the keys behind the context are the blocks' own
+        return mask
+
+    change_method(scene, dflash.DFlash, "_create_attention_mask", open_blocks)

@@ -146,11 +146,11 @@ def parity_of(equal: int, compared: int, apart: float | None) -> dict:
         (parity_of(3000, 3000, -0.01), None),
         (parity_of(95, 100, 0.0), "95.0% of 100 rounds"),
         (parity_of(3000, 3000, 0.011), "tau differs by 0.0110 (at most 0.0100)"),
-        # Of 700 rounds one is worth four times what one of 2,800 is.
+        # Of 700 rounds one is worth four times what one of 11,200 is.
         (parity_of(690, 700, 0.02), None),
         (parity_of(690, 700, 0.021), "tau differs by 0.0210 (at most 0.0200)"),
         (parity_of(0, 100, None), "tau differs by an unknown amount"),
-        (parity_of(0, 0, None), "raise evaluation.prompts"),
+        (parity_of(0, 0, None), "raise evaluation.sets.NAME.prompts"),
     ],
 )
 def test_rounds_and_tau_must_both_be_the_replays(found: dict, fault: str | None):
@@ -219,7 +219,7 @@ def test_answers_of_another_mode_are_at_fault_and_so_are_other_prompts():
     mode, prompts = agreement.data_faults(answers, {0: [1, 2], 1: [3]}, "thinking", FACTS)
     assert "the answers are 'plain', those trained on 'thinking'" in mode
     assert "{'closed by the template': 1, 'plain': 1}" in mode
-    assert "held-out rows [0]" in prompts
+    assert "rows [0]: the served prompt's tokens differ" in prompts
 
 
 def test_a_row_that_was_left_out_of_the_samples_has_no_prompt_to_differ_from():

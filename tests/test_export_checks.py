@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import test_replay_dflash
+import test_replay_eagle3
+from helpers import HIDDEN, random_target
 from pilotfish import constants, export, export_checks, tensors
-from test_replay import DRAFT_VOCABULARY, FORWARDS, HIDDEN, reference_model
 
 SPEC = {"speculative_tokens": 3, "max_model_len": 128}
 TARGET = "run/target/model"
@@ -23,12 +25,22 @@ class Exported(NamedTuple):
     trained: constants.Constants
     config: dict
     weights: dict[str, torch.Tensor]
+    target: Path
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Exported:
-    """A random drafter's checkpoint and its export."""
-    model = reference_model(*FORWARDS[0])
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_target(tmp_path_factory.mktemp("target") / "model")
+
+
+@pytest.fixture(params=["eagle3", "dflash", "dflash-whole"])
+def exported(request: pytest.FixtureRequest, tmp_path: Path, target: Path) -> Exported:
+    """A random drafter's checkpoint and its export; of DFlash also one of the whole vocabulary."""
+    if request.param == "eagle3":
+        model = test_replay_eagle3.reference_model(*test_replay_eagle3.FORWARDS[0])
+    else:
+        size = test_replay_dflash.VOCABULARY if "whole" in request.param else test_replay_dflash.DRAFT_VOCABULARY
+        model = test_replay_dflash.reference_model(target, size)
     state = {
         name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()
     }
@@ -36,7 +48,13 @@ def exported(tmp_path: Path) -> Exported:
     export.write(tmp_path / "checkpoint", tmp_path / "export", TARGET)
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     weights = load_file(tmp_path / "export" / "model.safetensors")
-    return Exported(tmp_path / "checkpoint", tmp_path / "export", constants.of_model(model), config, weights)
+    return Exported(tmp_path / "checkpoint", tmp_path / "export", constants.of_model(model), config, weights, target)
+
+
+ONLY = {
+    name: pytest.mark.parametrize("exported", [name], indirect=True) for name in ("eagle3", "dflash", "dflash-whole")
+}
+MAPPED = pytest.mark.parametrize("exported", ["eagle3", "dflash"], indirect=True)
 
 
 def test_an_export_holds_two_files_and_asks_for_no_code(exported: Exported):
@@ -54,22 +72,36 @@ def test_only_a_target_with_a_revision_is_called_by_its_source(revision: str | N
 
 def test_what_speculators_writes_fits_the_schema(exported: Exported):
     assert tensors.faults(exported.weights, export_checks.schema(exported.trained)) == []
-    assert exported.weights["layers.0.self_attn.q_proj.weight"].shape == (64, 2 * HIDDEN)
+    inputs = {"eagle3": 2 * HIDDEN, "dflash": HIDDEN}[exported.trained.algorithm]
+    assert exported.weights["layers.0.self_attn.q_proj.weight"].shape == (64, inputs)
 
 
+@MAPPED
 def test_a_drafter_of_the_whole_vocabulary_has_no_map(exported: Exported):
-    whole = exported.trained.model_copy(update={"target_vocab_size": DRAFT_VOCABULARY})
+    assert {"d2t", "t2d"} <= export_checks.schema(exported.trained).keys()
+    whole = exported.trained.model_copy(update={"target_vocab_size": exported.trained.draft_vocab_size})
     assert not {"d2t", "t2d"} & export_checks.schema(whole).keys()
 
 
+@ONLY["dflash"]
+def test_what_a_dflash_drafter_has_from_its_target_is_not_expected(exported: Exported):
+    held = {**exported.weights, "embed_tokens.weight": torch.zeros(200, HIDDEN, dtype=torch.bfloat16)}
+    schema = export_checks.schema(exported.trained)
+    assert tensors.faults(held, schema) == ["embed_tokens.weight: not expected here"]
+    del held["embed_tokens.weight"], held["lm_head.weight"], held["layers.1.self_attn.k_norm.weight"]
+    assert sorted(tensors.faults(held, schema)) == [
+        "layers.1.self_attn.k_norm.weight: missing",
+        "lm_head.weight: missing",
+    ]
+
+
 def test_a_whole_export_has_no_fault(exported: Exported):
-    held, vocabulary = exported.weights, {name: exported.weights[name] for name in ("d2t", "t2d")}
-    assert (
-        list(export_checks.tensor_faults(held, load_file(exported.checkpoint / "model.safetensors"), vocabulary)) == []
-    )
+    held, checkpoint = exported.weights, load_file(exported.checkpoint / "model.safetensors")
+    assert list(export_checks.tensor_faults(held, checkpoint, held)) == []
     assert config_faults(exported, exported.config) == []
 
 
+@MAPPED
 def test_tensors_of_another_checkpoint_or_map_are_named(exported: Exported):
     vocabulary = {name: exported.weights[name].clone() for name in ("d2t", "t2d")}
     held = {name: tensor.clone() for name, tensor in exported.weights.items()}
@@ -105,7 +137,6 @@ def config_faults(exported: Exported, config: dict, **spec) -> list[str]:
 @pytest.mark.parametrize(
     ("path", "value", "fault"),
     [
-        ("norm_before_residual", False, "norm_before_residual False, not True as trained"),
         ("auto_map", {"": "config.X"}, "auto_map asks a server to run Python"),
         ("speculators_config.verifier.name_or_path", "elsewhere", f"the target is 'elsewhere', not '{TARGET}'"),
         ("speculators_config.proposal_methods.0.speculative_tokens", 5, "speculative_tokens 5, not 3 as configured"),
@@ -123,6 +154,19 @@ def test_what_config_json_asks_for_is_held_against_the_training(exported: Export
     assert fault in found
 
 
+@ONLY["eagle3"]
+def test_another_norm_than_was_trained_is_told(exported: Exported):
+    (found,) = config_faults(exported, {**exported.config, "norm_before_residual": False})
+    assert "norm_before_residual False, not True as trained" in found
+
+
+@pytest.mark.parametrize("exported", ["dflash", "dflash-whole"], indirect=True)
+def test_an_export_that_makes_the_engine_hide_a_blocks_later_tokens_is_told(exported: Exported):
+    assert exported.config["sliding_window_non_causal"] is True
+    (found,) = config_faults(exported, {**exported.config, "sliding_window_non_causal": False})
+    assert "causal True, not False as trained" in found
+
+
 def test_positions_must_be_enough_for_the_engine(exported: Exported):
     enough = exported.trained.max_position_embeddings
     assert config_faults(exported, exported.config, max_model_len=enough) == []
@@ -134,22 +178,31 @@ ROW = torch.arange(9), torch.randn(9, 3, HIDDEN, generator=torch.Generator().man
 
 
 def test_read_back_an_export_drafts_as_its_checkpoint(exported: Exported):
-    assert list(export_checks.drafting_faults(exported.folder, exported.checkpoint, *ROW)) == []
+    assert drafting_faults(exported) == []
 
 
+def drafting_faults(exported: Exported, **changed: torch.Tensor) -> list[str]:
+    """What is found when the export's file has other tensors than were written; `fc__weight` is `fc.weight`."""
+    path = exported.folder / "model.safetensors"
+    path.unlink()
+    save_file(exported.weights | {name.replace("__", "."): tensor for name, tensor in changed.items()}, path)
+    return list(export_checks.drafting_faults(exported.folder, exported.checkpoint, exported.target, *ROW))
+
+
+@ONLY["eagle3"]
 def test_an_export_that_drafts_otherwise_is_told_by_the_first_slot(exported: Exported):
-    weights = {name: tensor.clone() for name, tensor in exported.weights.items()}
-    weights["embed_tokens.weight"][3] += 1  # the input of slot 2
-    (exported.folder / "model.safetensors").unlink()
-    save_file(weights, exported.folder / "model.safetensors")
-    (found,) = export_checks.drafting_faults(exported.folder, exported.checkpoint, *ROW)
+    embedding = exported.weights["embed_tokens.weight"].clone()
+    embedding[3] += 1  # the input of slot 2
+    (found,) = drafting_faults(exported, embed_tokens__weight=embedding)
     assert "its logits differ from the checkpoint's, first at slot 2" in found
 
 
+def test_an_export_with_another_projection_drafts_otherwise(exported: Exported):
+    (found,) = drafting_faults(exported, fc__weight=exported.weights["fc.weight"].flip(0))
+    assert "its logits differ from the checkpoint's, first at slot 0" in found
+
+
+@MAPPED
 def test_a_map_that_does_not_hold_what_is_drafted_is_at_fault(exported: Exported):
-    weights = {name: tensor.clone() for name, tensor in exported.weights.items()}
-    weights["t2d"][:] = False
-    (exported.folder / "model.safetensors").unlink()
-    save_file(weights, exported.folder / "model.safetensors")
-    (found,) = export_checks.drafting_faults(exported.folder, exported.checkpoint, *ROW)
+    (found,) = drafting_faults(exported, t2d=torch.zeros_like(exported.weights["t2d"]))
     assert "t2d does not hold" in found

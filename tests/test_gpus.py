@@ -121,3 +121,25 @@ def test_a_variable_that_was_not_set_is_not_set_afterwards(tmp_path: Path, monke
     with gpus.lease(1):
         assert os.environ[DEVICES] == "0"
     assert DEVICES not in os.environ
+
+
+def test_engines_of_one_job_are_shown_a_share_of_its_lease_each():
+    with gpus.lease(2) as held:
+        first, second = gpus.shares(held, 2)
+        with gpus.show(first):
+            assert os.environ[DEVICES] == "0"
+        with gpus.show(second):
+            assert os.environ[DEVICES] == "1"
+        assert os.environ[DEVICES] == "0,1"
+
+
+def test_engines_on_a_cpu_have_no_share_and_change_nothing():
+    with gpus.lease(0) as held:
+        assert gpus.shares(held, 3) == [[], [], []]
+        with gpus.show([]):
+            assert os.environ[DEVICES] == "0,1"
+
+
+def test_a_lease_that_cannot_be_divided_evenly_is_an_error():
+    with pytest.raises(UserError, match=r"2 GPU\(s\) cannot be divided among 3 engines"):
+        gpus.shares(["0", "1"], 3)

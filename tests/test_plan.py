@@ -27,9 +27,11 @@ STATES = {"capture", "validate_hidden_states"} | REHEARSAL
 SAMPLES = {"assemble_samples", "validate_samples"} | STATES | VOCABULARY
 RESPONSES = {"respond", "validate_responses"} | SAMPLES
 PROMPTS = {"collect_prompts", "validate_prompts"} | RESPONSES
+ALL_PROMPTS = {"collect_evaluation_set"} | PROMPTS
+OF_A_SET = {"collect_evaluation_set", "validate_prompts", "respond", "validate_responses"}
+OF_A_SET |= {"assemble_samples", "validate_samples", "capture", "validate_hidden_states", "replay"}
 HIDDEN_STATES_GATE = {"validate_hidden_states"}
 CAPTURING = {"respond"} | RESPONSES
-EVERYTHING = {"prepare_target"} | PROMPTS
 
 
 class Workspace:
@@ -38,14 +40,14 @@ class Workspace:
     def __init__(self, root: Path):
         self.root = root
 
-    def finish(self) -> None:
+    def finish(self, config: dict = CONFIG) -> None:
         """Write a stand-in for every output, then have Snakemake record each job as done."""
-        for job in self._jobs(CONFIG, needed_only=False):
+        for job in self._jobs(config, needed_only=False):
             for path in job.output:
                 file = self.root / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(f"stand-in for {path}\n", encoding="utf-8")
-        self._execute(CONFIG, "touch", forceall=True)
+        self._execute(config, "touch", forceall=True)
 
     def reruns(self, config: dict = CONFIG) -> set[str]:
         """Names of the rules that a run would execute now."""
@@ -103,15 +105,16 @@ def test_a_finished_run_has_nothing_to_do(workspace: Workspace):
         ({"prompts__max_near_duplicates": 0.2}, set()),
         ({"engine__max_num_seqs": 32}, EVALUATION),
         ({"evaluation__max_tokens": 64}, EVALUATION),
+        ({"evaluation__sets__heldout__prompts": 12}, EVALUATION),
         ({"drafters__eagle3__learning_rate": 1.0e-3}, TRAINING),
         ({"drafters__eagle3__draft_vocab_size": 2048}, VOCABULARY),
         ({"drafters__eagle3__capture_layers": [3, 15, 27]}, STATES),
         ({"responses__max_tokens": 160}, RESPONSES),
         ({"prompts__train": 400}, PROMPTS),
-        ({"engine__max_model_len": 640}, PROMPTS),
-        ({"seed": 1}, PROMPTS),
-        ({"target__reasoning_parser": "qwen3"}, EVERYTHING - {"collect_prompts", "validate_prompts"}),
-        ({"target__source": "package:another"}, EVERYTHING - {"collect_prompts", "validate_prompts"}),
+        ({"engine__max_model_len": 768}, ALL_PROMPTS),
+        ({"seed": 1}, ALL_PROMPTS),
+        ({"target__reasoning_parser": "qwen3"}, {"prepare_target"} | RESPONSES),
+        ({"target__source": "package:another"}, {"prepare_target"} | RESPONSES),
     ],
     ids=str,
 )
@@ -231,8 +234,52 @@ def test_a_second_drafter_trains_beside_the_first_and_touches_no_data(workspace:
     config["drafters"]["longer"] = {**config["drafters"]["eagle3"], "epochs": 5}
     jobs = workspace.needed(config)
     assert {job.rule.name for job in jobs} == REHEARSAL
-    names = {job.wildcards_dict.get("drafter") or job.wildcards_dict.get("server") for job in jobs}
-    assert names - {None} == {"longer"}
+    # All are served anew, side by side, and so judged anew.
+    of_drafters = {job.wildcards_dict.get("drafter") for job in jobs if job.rule.name != "validate_evaluation"}
+    assert of_drafters - {None} == {"longer"}
+
+
+def reruns_of_sets(workspace: Workspace, config: dict) -> tuple[set[str], set[str]]:
+    """Names of the rules that would run, and of the splits that they would run for."""
+    jobs = workspace.needed(config)
+    return {job.rule.name for job in jobs}, {job.wildcards_dict.get("split") for job in jobs} - {None}
+
+
+FRESH = {"source": "config/prompts/fresh.jsonl", "prompts": 8}
+
+
+@pytest.fixture
+def with_fresh(workspace: Workspace) -> dict:
+    """A configuration with an evaluation set more, whose file is there."""
+    (workspace.root / FRESH["source"]).write_text("{}\n", encoding="utf-8")
+    return changed(evaluation__sets__fresh=FRESH)
+
+
+def test_a_further_evaluation_set_runs_alone_until_all_sets_are_served(workspace: Workspace, with_fresh: dict):
+    assert reruns_of_sets(workspace, with_fresh) == (OF_A_SET | EVALUATION, {"fresh"})
+
+
+def test_another_number_of_prompts_reruns_only_that_set_until_all_are_served(workspace: Workspace):
+    config = changed(evaluation__sets__humaneval__prompts=12)
+    assert reruns_of_sets(workspace, config) == (OF_A_SET | EVALUATION, {"humaneval"})
+
+
+def test_a_set_left_out_runs_nothing_but_what_serves_and_shows_all_of_them(workspace: Workspace):
+    config = changed(evaluation__sets={"heldout": CONFIG["evaluation"]["sets"]["heldout"]})
+    assert reruns_of_sets(workspace, config) == (EVALUATION, set())
+
+
+def test_a_changed_file_of_a_set_reruns_only_that_set(workspace: Workspace, with_fresh: dict):
+    workspace.finish(with_fresh)
+    assert workspace.reruns(with_fresh) == set()
+    with open(workspace.root / FRESH["source"], "a", encoding="utf-8") as file:
+        file.write("{}\n")
+    assert reruns_of_sets(workspace, with_fresh) == (OF_A_SET | EVALUATION, {"fresh"})
+
+
+def test_the_file_of_a_set_that_is_not_there_stops_the_plan(workspace: Workspace):
+    with pytest.raises(WorkflowError, match=r"evaluation\.sets\.fresh\.source: no file 'config/prompts/fresh\.jsonl'"):
+        workspace.reruns(changed(evaluation__sets__fresh=FRESH))
 
 
 def test_a_prompt_file_that_is_not_there_stops_the_plan(workspace: Workspace):

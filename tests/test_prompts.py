@@ -83,7 +83,7 @@ def test_a_prompt_of_the_wrong_shape_is_an_error_with_line_and_cure(tmp_path: Pa
 def test_a_repeated_id_names_both_lines(tmp_path: Path, again: object):
     rows = [{"id": identifier, "messages": messages("user")} for identifier in (1, 2, again)]
     path = write(tmp_path / "p.jsonl", *rows)
-    with pytest.raises(UserError, match="line 3: id '1' was used on line 1"):
+    with pytest.raises(UserError, match=r"line 3: id '1' was used before, by .*p\.jsonl, line 1"):
         prompts.read(path, LONGEST)
 
 
@@ -150,6 +150,13 @@ def test_without_a_conversation_the_first_user_turn_stands_for_it():
     assert len(set(keys)) == 3
 
 
+def test_rows_of_any_source_are_checked_with_their_place_and_its_own_cure():
+    rows = [("row 0", {"id": 0, "messages": messages("user")}), ("row 1", {"id": 1, "messages": []})]
+    assert prompts.checked(rows[:1], LONGEST, "mend the field") == [{"id": "0", "messages": messages("user")}]
+    with pytest.raises(UserError, match=r"^row 1: `messages` is missing, .*; mend the field$"):
+        prompts.checked(rows, LONGEST, "mend the field")
+
+
 def conversations() -> list[dict]:
     """120 prompts in conversations of one, two and three rows, mixed up."""
     rows = [
@@ -191,6 +198,13 @@ def test_a_split_is_the_same_on_every_machine():
         "heldout": ["0", "3", "2"],
         "train": ["5", "4", "8"],
     }
+
+
+def test_keys_are_shuffled_by_the_seed_alone():
+    keys = [str(n) for n in range(30)]
+    assert prompts.shuffled(keys, 5) == prompts.shuffled(keys[::-1], 5)
+    assert sorted(prompts.shuffled(keys, 5)) == sorted(keys) != prompts.shuffled(keys, 5)
+    assert prompts.shuffled(keys, 6) != prompts.shuffled(keys, 5)
 
 
 @pytest.mark.parametrize(("train", "heldout"), [(120, 1), (1, 120), (121, 1)])

@@ -1,280 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay against speculators' own forward pass, an engine-like oracle, and sums done by hand."""
+"""Drafters of either algorithm are opened, and their rounds found on stored samples."""
 
-import json
-import os
-import random
+import runpy
+import sys
 from pathlib import Path
-
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+from typing import NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from speculators import SpeculatorsConfig, VerifierConfig
-from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
-from transformers import LlamaConfig
 
-from pilotfish import replay, rounds
-from pilotfish.replay import ReplayRow
+import test_replay_dflash as dflash
+from helpers import arrow_of, captured_folder, random_ids, random_target, response
+from pilotfish import digest, files, manifest, replay, rounds, samples, shards
+from pilotfish.drafting import ReplayRow
+from pilotfish.errors import UserError
+from test_replay_eagle3 import DRAFT_VOCABULARY, FORWARDS, HIDDEN, VOCABULARY, K, reference_model
 
-K, HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 3, 64, 200, 80
-FORWARDS = [(True, False), (False, False), (True, True)]  # norm_before_residual, norm_output
-
-
-def reference_model(norm_before_residual: bool, norm_output: bool) -> Eagle3DraftModel:
-    """A random drafter whose attention and norms matter: with unit norms some faults cannot be seen."""
-    layer = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )
-    layer._attn_implementation = "eager"
-    served_as = SpeculatorsConfig(
-        algorithm="eagle3",
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=K)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-    )
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer,
-        draft_vocab_size=DRAFT_VOCABULARY,
-        norm_before_residual=norm_before_residual,
-        norm_output=norm_output,
-        eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-        speculators_config=served_as,
-    )
-    model = Eagle3DraftModel(config).eval()
-    draw = torch.Generator().manual_seed(7)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=draw)
-        gain = 4.0 if "o_proj" in name else 1.0
-        weight.data = gain * noise / weight.shape[-1] ** 0.5 if weight.dim() == 2 else 1.0 + 0.5 * noise
-    ids = torch.randperm(VOCABULARY, generator=draw)[:DRAFT_VOCABULARY].sort().values
-    model.load_vocab_mappings(torch.isin(torch.arange(VOCABULARY), ids), ids - torch.arange(len(ids)))
-    return model
+CONDITIONING = [1, 2, 3]
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "replay.py"
 
 
-@torch.no_grad()
-def reference_drafts(model: Eagle3DraftModel, tokens_T: torch.Tensor, states_TLH: torch.Tensor) -> torch.Tensor:
-    """Tokens [T - 1, K] that speculators' teacher-forced TTT forward drafts at each slot, as target ids."""
-    slots = len(tokens_T) - 1
-    drafted = model(
-        hidden_states=states_TLH.flatten(1)[None],
-        input_ids=tokens_T[None, 1:],
-        document_ids=torch.zeros(1, slots, dtype=torch.long),
-        ttt_steps=K,
-    )
-    return torch.stack([ids[0] + model.d2t[ids[0]] for ids in drafted], 1)
+class Run(NamedTuple):
+    """A run's target, drafters of both algorithms by name, and samples with their states."""
 
+    root: Path
+    target: Path
+    drafters: dict[str, Path]
 
-def reference_table(model: Eagle3DraftModel, row: ReplayRow) -> list[int]:
-    """Acceptance from teacher forcing: compare with the tokens that follow, and cumulate over the steps."""
-    drafts = reference_drafts(model, row.tokens_T, row.states_TLH).tolist()
-    tokens, table = row.tokens_T.tolist(), []
-    for anchor in range(row.prompt_length, row.prompt_length + row.n_out - 1):
-        accepted, following = 0, tokens[anchor + 1 : anchor + 1 + K]
-        while accepted < len(following) and drafts[anchor - 1][accepted] == following[accepted]:
-            accepted += 1
-        table.append(accepted)
-    return table
+    @property
+    def samples(self) -> Path:
+        return self.root / "samples" / "samples.arrow"
 
-
-def row_that_follows_drafts(model: Eagle3DraftModel, seed: int, prompt: int, n_out: int, stored: int) -> ReplayRow:
-    """A response of runs of 0 to K drafted tokens, each ended by a random token of the whole vocabulary."""
-    draw, choose = torch.Generator().manual_seed(seed), random.Random(seed)
-    tokens = torch.randint(VOCABULARY, (prompt + stored,), generator=draw)
-    states = torch.randn(prompt + stored - 1, 3, HIDDEN, generator=draw)
-    anchor = prompt
-    while anchor < len(tokens):
-        run = choose.randint(0, K)
-        for step in range(min(run, len(tokens) - anchor - 1)):
-            tokens[anchor + 1 + step] = reference_drafts(model, tokens, states)[anchor - 1, step]
-        anchor += run + 1
-    return ReplayRow(tokens, states, prompt, n_out)
-
-
-@pytest.fixture(scope="module", params=FORWARDS, ids=lambda flags: f"norms-{flags[0]:d}{flags[1]:d}")
-def case(request, tmp_path_factory):
-    """A reference model, the folder it was saved to, and rows: plain, long, stored on, and very short."""
-    torch.set_num_threads(1)
-    model = reference_model(*request.param)
-    folder = tmp_path_factory.mktemp("drafter")
-    model.save_pretrained(folder)
-    sizes = [(9, 40, 40), (5, 60, 60), (1, 25, 25), (4, 30, 30 + K), (6, 2, 2), (6, 1, 1)]
-    rows = [row_that_follows_drafts(model, seed, *size) for seed, size in enumerate(sizes)]
-    return model, folder, rows
+    def reader(self) -> shards.ShardReader:
+        return shards.ShardReader([self.root / "states" / "part" / shards.INDEX], CONDITIONING)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A drafter's folder, for what does not depend on its flags."""
-    reference_model(*FORWARDS[0]).save_pretrained(path := tmp_path_factory.mktemp("drafter"))
-    return path
+def run(tmp_path_factory) -> Run:
+    root = tmp_path_factory.mktemp("run")
+    target = random_target(root / "target" / "model", VOCABULARY)
+    models = {"eagle3": reference_model(*FORWARDS[0]), "dflash": dflash.reference_model(target)}
+    for name, model in models.items():
+        model.save_pretrained(root / name)
+    lengths = {row: (3 + row, 2 + row) for row in range(replay.ROWS_PER_BATCH + 2)} | {4: (5, 1)}
+    drawn = {row: random_ids(sum(each), row, VOCABULARY) for row, each in lengths.items()}
+    arrow_of(
+        root / "samples", [response(row, ids[: lengths[row][0]], ids[lengths[row][0] :]) for row, ids in drawn.items()]
+    )
+    captured_folder(root / "states" / "part", drawn)
+    return Run(root, target, {name: root / name for name in models})
 
 
-def tables_equal(drafter: replay.Eagle3Drafter, case) -> list[bool]:
-    model, _, rows = case
-    tables = [table.tolist() for table in replay.acceptance_table(drafter, rows, K)]
-    return [table == reference_table(model, row) for table, row in zip(tables, rows, strict=True)]
-
-
-def test_table_equals_the_reference_forward_of_speculators(case):
-    drafter = replay.Eagle3Drafter(case[1])
-    assert all(tables_equal(drafter, case))
-    seen = torch.cat(replay.acceptance_table(drafter, case[2], K)).unique().tolist()
-    assert seen == list(range(K + 1)), "rows that lack a length prove less"
-
-
-def test_table_and_walk_equal_one_round_at_a_time(case):
-    _, folder, rows = case
-    drafter = replay.Eagle3Drafter(folder)
-    tables = replay.acceptance_table(drafter, rows, K)
-    walked = [rounds.walk(table, row.n_stored) for table, row in zip(tables, rows, strict=True)]
-    assert walked == [replay.replay_sequential(drafter, row, K) for row in rows]
-    assert sum(map(len, walked)) > 50
-
-
-def test_batches_and_blocks_do_not_change_the_table(case, monkeypatch):
-    drafter = replay.Eagle3Drafter(case[1])
-    whole = replay.acceptance_table(drafter, case[2], K)
-    monkeypatch.setattr(replay, "ROWS_PER_BATCH", 2)
-    monkeypatch.setattr(replay, "SLOTS_PER_BLOCK", 7)
-    pieces = replay.acceptance_table(drafter, case[2], K)
-    assert [table.tolist() for table in pieces] == [table.tolist() for table in whole]
-
-
-class FeedsBackPostNorm(replay.Eagle3Drafter):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.config["norm_output"] = not self.config["norm_output"]
-
-
-class KeepsPositions(replay.Eagle3Drafter):
-    def project(self, states_SLH):
-        self.step = 0
-        return super().project(states_SLH)
-
-    def qkv(self, tokens_S, features_SH, positions_S):
-        self.step += 1
-        return super().qkv(tokens_S, features_SH, positions_S - (self.step - 1))
-
-
-class ReadsShiftedStates(replay.Eagle3Drafter):
-    def project(self, states_SLH):
-        return super().project(states_SLH.roll(1, 0))
-
-
-@pytest.mark.parametrize("faulty", [FeedsBackPostNorm, KeepsPositions, ReadsShiftedStates])
-def test_a_wrong_forward_differs_from_the_reference(case, faulty):
-    assert not all(tables_equal(faulty(case[1]), case))
-
-
-def test_dropped_own_keys_differ_from_the_reference(case, monkeypatch):
-    right = replay.visible
-
-    def without_own(slots_S, n_true, n_steps):
-        mask = right(slots_S, n_true, n_steps)
-        mask[:, n_true:] = False
-        return mask
-
-    monkeypatch.setattr(replay, "visible", without_own)
-    assert not all(tables_equal(replay.Eagle3Drafter(case[1]), case))
-
-
-def test_a_token_outside_the_draft_vocabulary_is_a_rejection(case):
-    model, folder, rows = case
-    drafter, tokens = replay.Eagle3Drafter(folder), rows[0].tokens_T.clone()
-    start = rows[0].prompt_length + 1
-    tokens[start:] = int((~model.t2d).nonzero()[0])
-    (table,) = replay.acceptance_table(drafter, [ReplayRow(tokens, rows[0].states_TLH, start - 1, 20)], K)
-    assert table.tolist() == [0] * 19
-
-
-def test_the_lowest_index_wins_a_tie(folder, tmp_path):
-    copy_folder(folder, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][:1].repeat(DRAFT_VOCABULARY, 1)
-    save_file(tensors, tmp_path / "model.safetensors")
-    drafter = replay.Eagle3Drafter(tmp_path)
-    _, drafts = drafter.finish(torch.randn(5, HIDDEN), torch.randn(5, 4, 16))
-    assert drafts.tolist() == [int(tensors["d2t"][0])] * 5
-
-
-def copy_folder(source: Path, destination: Path, **changes) -> None:
-    """Copy a drafter; a change goes to the part of config.json that has its key, None takes the key away."""
-    (destination / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    config = json.loads((source / "config.json").read_text())
-    layer = config["transformer_layer_config"]
-    for key, value in changes.items():
-        parts = [part for part in (layer["rope_parameters"], layer, config) if key in part]
-        (parts or [layer])[0][key] = value
-        if value is None:
-            del (parts or [layer])[0][key]
-    (destination / "config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_the_config_says_which_algorithm_a_folder_holds(run: Run, name: str):
+    drafter = replay.open_drafter(run.drafters[name], run.target)
+    assert isinstance(drafter, {"eagle3": replay.Eagle3Drafter, "dflash": replay.DFlashDrafter}[name])
+    assert drafter.capture_layers == CONDITIONING
+    assert len(drafter.target_ids_V) == DRAFT_VOCABULARY
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "says"),
     [
-        {"norm_before_fc": True},
-        {"fc_norm": True},
-        {"norm_before_residual": None},
-        {"speculators_model_type": "peagle"},
-        {"model_type": "qwen3"},
-        {"num_hidden_layers": 2},
-        {"layer_types": ["sliding_attention"]},
-        {"hidden_act": "gelu"},
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"rope_type": "llama3"},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"partial_rotary_factor": 0.5},
-        {"rope_theta": None},
-        {"head_dim": None},
+        ({"speculators_model_type": "mtp"}, "a drafter of type 'mtp' cannot be replayed, only eagle3 and dflash"),
+        ({"sliding_window_non_causal": False}, "config.json: sliding_window_non_causal = False: the engine would"),
     ],
-    ids=lambda change: next(iter(change)),
 )
-def test_a_config_that_asks_for_another_forward_is_refused_by_its_key(folder, tmp_path, change):
-    copy_folder(folder, tmp_path, **change)
-    with pytest.raises(ValueError, match=f"config.json: {next(iter(change))} "):
-        replay.Eagle3Drafter(tmp_path)
+def test_a_drafter_without_a_forward_pass_here_is_refused(run: Run, tmp_path: Path, change: dict, says: str):
+    dflash.copy_folder(run.drafters["dflash"], tmp_path, **change)
+    with pytest.raises(UserError, match=says):
+        replay.open_drafter(tmp_path, run.target)
 
 
-@pytest.mark.parametrize("name", ["d2t", "lm_head.weight", "layers.0.self_attn.q_norm.weight"])
-def test_a_missing_or_unknown_tensor_is_refused_by_its_name(folder, tmp_path, name):
-    copy_folder(folder, tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    if tensors.pop(name, None) is None:
-        tensors[name] = torch.ones(16)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=name):
-        replay.Eagle3Drafter(tmp_path)
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_each_sample_has_the_rounds_of_its_own_row(run: Run, name: str):
+    drafter, every = replay.open_drafter(run.drafters[name], run.target), samples.load(run.samples)
+    found, reader = replay.replay_samples(drafter, run.reader(), every, K), run.reader()
+    assert list(found) == every["row"]
+    assert found[4] == [], "its only token came from prefill"
+    for sample in every:
+        tokens, prompt = torch.tensor(sample["input_ids"]), sample["prompt_length"]
+        if sample["row"] != 4:
+            row = ReplayRow(tokens, reader.read(sample["row"]).hidden_states, prompt, len(tokens) - prompt)
+            assert found[sample["row"]] == drafter.sequential(row, K)
 
 
-def test_a_drafter_of_the_whole_vocabulary_needs_no_map(folder, tmp_path):
-    copy_folder(folder, tmp_path, draft_vocab_size=VOCABULARY)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["d2t"], tensors["t2d"]
-    tensors["lm_head.weight"] = torch.randn(VOCABULARY, HIDDEN)
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert replay.Eagle3Drafter(tmp_path).target_ids_V.tolist() == list(range(VOCABULARY))
-
-
-def test_states_of_other_layers_are_refused(folder):
-    two_layers = ReplayRow(torch.zeros(10, dtype=torch.long), torch.zeros(9, 2, HIDDEN), 6, 4)
-    with pytest.raises(ValueError, match=f"{2 * HIDDEN} values a position, not {3 * HIDDEN}"):
-        replay.acceptance_table(replay.Eagle3Drafter(folder), [two_layers], K)
+def test_a_chain_beside_trees_is_the_chain_alone_and_trees_accept_more(run: Run):
+    drafter, every = replay.open_drafter(run.drafters["dflash"], run.target), samples.load(run.samples)
+    chain, *trees = replay.replay_trees(drafter, run.reader(), every, dflash.DEPTH, [1, 30, 1000])
+    assert chain == replay.replay_samples(drafter, run.reader(), every, dflash.DEPTH)
+    taus = [rounds.summarise(list(each.values()), dflash.DEPTH)["tau_micro_incl_bonus"] for each in trees]
+    assert taus == sorted(taus)
+    assert taus[0] < taus[2]
 
 
 @pytest.mark.parametrize("prompt, n_out, states", [(0, 4, 9), (6, 5, 9), (6, 0, 9), (6, 4, 10), (6, 4, 8)])
 def test_a_row_whose_sizes_do_not_fit_is_refused(prompt, n_out, states):
     with pytest.raises(ValueError, match="a row of 10 tokens"):
         ReplayRow(torch.zeros(10, dtype=torch.long), torch.zeros(states, 3, HIDDEN), prompt, n_out)
+
+
+def written(run: Run, schema: str, folder: str, paths: list[Path], **statistics) -> Path:
+    """A gate's manifest."""
+    path = run.root / folder / "manifest.json"
+    manifest.write(path, schema=schema, paths=paths, spec="{}", code="", statistics=statistics)
+    return path
+
+
+@pytest.fixture
+def line(run: Run):
+    """The script's arguments, for a drafter and what its spec adds."""
+    target = written(run, "target", "target", [], layers=4)
+    written(run, "samples", "samples", [run.samples])
+    states = written(run, "hidden_states", "states", [run.root / "states" / "part" / shards.INDEX])
+
+    def made(name: str, **spec) -> list[str]:
+        drafter = written(run, spec["kind"], f"{spec['kind']}-{name}", [run.drafters[name] / "config.json"])
+        spec = {"name": name, "algorithm": name, "capture_layers": CONDITIONING, "speculative_tokens": K} | spec
+        paths = {"target": target, "drafter": drafter, "checkpoint": run.drafters[name], "samples": run.samples}
+        paths |= {"states": states, "output": run.root / f"{name}.json"}
+        options = [word for option, path in paths.items() for word in (f"--{option}", str(path))]
+        return [str(SCRIPT), "--spec", digest.spec_json(spec), *options]
+
+    return made
+
+
+@pytest.mark.parametrize(("name", "kind", "budgets"), [("eagle3", "drafter", []), ("dflash", "reference", [4, 500])])
+def test_the_script_writes_summary_rounds_and_trees(run: Run, line, monkeypatch, name, kind, budgets):
+    monkeypatch.setattr(sys, "argv", line(name, kind=kind, tree_budgets=budgets))
+    runpy.run_path(str(SCRIPT), run_name="in_process")["main"]()
+    written = files.read_json(run.root / f"{name}.json")
+    drafter, every = replay.open_drafter(run.drafters[name], run.target), samples.load(run.samples)
+    found = replay.replay_samples(drafter, run.reader(), every, K)
+    assert written["drafter"] == name
+    assert written["summary"] == rounds.summarise(list(found.values()), K)
+    assert written["rows"] == [{"row": row, "rounds": [list(each) for each in found[row]]} for row in sorted(found)]
+    assert [(tree["budget"], tree["top_k"]) for tree in written["trees"]] == [
+        (budget, min(budget, DRAFT_VOCABULARY)) for budget in budgets
+    ]
+
+
+def test_the_script_refuses_states_of_other_layers_than_the_drafters(run: Run, line, monkeypatch):
+    monkeypatch.setattr(sys, "argv", line("dflash", kind="drafter", tree_budgets=[], capture_layers=[1, 2]))
+    with pytest.raises(UserError, match=r"layers \[1, 2, 3\], where \[1, 2\] are configured"):
+        runpy.run_path(str(SCRIPT), run_name="in_process")["main"]()

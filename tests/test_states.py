@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import HIDDEN, LAYERS, captured_folder, random_ids, random_states
-from pilotfish import shards, states
+from pilotfish import files, shards, states
 from pilotfish.errors import UserError
 from pilotfish.shards import RowStates
 
@@ -55,6 +55,15 @@ def test_good_rows_pass_with_their_norms_in_the_statistics(folder: Path):
 
 def test_a_row_without_states_is_named(folder: Path):
     assert "row 9: no shard holds it" in refusal(folder, [*SAMPLES, {"row": 9, "input_ids": [1, 2]}])
+
+
+def test_a_row_without_one_of_the_declared_layers_is_named(folder: Path):
+    path = folder / "rows_more.safetensors"
+    held = random_states(IDS[0][:-1], layers=1)
+    shards.write_shard(path, [(0, held)], [7])
+    index = files.read_json(folder / shards.INDEX)
+    shards.write_index(folder, [*LAYERS, 7], [*index["shards"], shards.describe(path)])
+    assert "5 check(s) failed:\n  row 1: no shard holds its layers [7]" in refusal(folder)
 
 
 def test_states_of_rows_whose_answers_were_left_out_are_counted(folder: Path):

@@ -29,7 +29,8 @@ def rows(tmp_path: Path) -> stored.StoredRows:
     )
     path = arrow_of(tmp_path / "samples", [response(0, PROMPT, RESPONSE), response(1, PROMPT, RESPONSE[:3])])
     assert len(samples.load(path)) == 2
-    return stored.StoredRows(path, tmp_path / "states" / "manifest.json", LAST, tmp_path / "model", range(1))
+    states = tmp_path / "states" / "manifest.json"
+    return stored.StoredRows(path, states, LAST, lambda: heads.Head(tmp_path / "model"), range(1))
 
 
 def answer(ids: list[int]) -> dict:

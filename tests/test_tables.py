@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pilotfish import tables
+from pilotfish import speed, tables
 from pilotfish.errors import UserError
 
 FILE = Path("results/run/table.jsonl")
@@ -166,7 +166,7 @@ def test_an_empty_response_is_reported_with_its_row_alone():
 def answers(**changes_of_the_second) -> pd.DataFrame:
     """Three served answers, a row each."""
     good = {"prompt_token_ids": [1, 5], "token_ids": [7, 8, 9], "finish_reason": "length", "per_step_accepted": [1, 0]}
-    made = [{"row": n, **good} for n in range(3)]
+    made = [{"row": n, **good, "time_per_output_token_ms": 20.5} for n in range(3)]
     made[1].update(changes_of_the_second)
     return pd.DataFrame(made)
 
@@ -185,6 +185,9 @@ def test_answers_with_rounds_of_at_most_k_pass_and_the_baselines_have_none():
         ({"per_step_accepted": [0]}, 0, "row 1, per_step_accepted: .* without a drafter there is none"),
         ({"token_ids": [100]}, 1, f"row 1, token_ids: {re.escape(IDS)}"),
         ({"finish_reason": "abort"}, 1, "row 1, finish_reason: finish reason must be one of"),
+        ({"time_per_output_token_ms": -1.0}, 1, "row 1, time_per_output_token_ms: a time must be above 0"),
+        ({"time_per_output_token_ms": None}, 1, "row 1: an answer has a time per output token if, and only if"),
+        ({"token_ids": [7]}, 1, "row 1: an answer has a time per output token if, and only if"),
         ({"extra": 1}, 1, "extra"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -194,28 +197,53 @@ def test_a_faulty_answer_is_named(change: dict, k: int, cure: str):
         tables.check(answers(**change), tables.answers(VOCABULARY, k), FILE)
 
 
+def test_answers_of_one_token_have_no_time_per_token():
+    one = answers().assign(token_ids=[[7]] * 3, time_per_output_token_ms=[None] * 3)
+    tables.check(one, tables.answers(VOCABULARY, k=1), FILE)
+
+
 def level(**changes) -> dict:
-    """One concurrency's measurement of ten tokens in two seconds."""
-    measured = {"seconds": 2.0, "tokens": 10, "tokens_per_second": 5.0, "answers": [{"token_ids": [1] * 10}]}
+    """Measurements of two answers of five tokens each: one chunk at concurrency 8, two at 1."""
+    measured = {
+        "seconds": 2.0,
+        "tokens": 10,
+        "tokens_per_second": 5.0,
+        "chunks": [[2.0, 10]],
+        "time_per_output_token_ms": {"p50": 20.0, "p99": 20.0},
+        "answers": [{"token_ids": [1] * 5, "time_per_output_token_ms": 20.0}] * 2,
+    }
     return measured | changes
 
 
+def sets(**changes) -> dict:
+    """Measurements of two sets; `changes` are of one at concurrency 8."""
+    slow = level(chunks=[[1.0, 5], [1.0, 5]])
+    return {"heldout": {"1": slow, "8": level()}, "humaneval": {"1": slow, "8": level(**changes)}}
+
+
 def test_levels_whose_speed_is_tokens_over_seconds_pass():
-    tables.check(tables.levels({"1": level(), "8": level()}), tables.LEVELS, FILE)
+    tables.check(speed.levels(sets()), tables.LEVELS, FILE)
 
 
 @pytest.mark.parametrize(
     ("change", "cure"),
     [
-        ({"seconds": -2.0, "tokens_per_second": -5.0}, "row 8, seconds: seconds must be above 0"),
-        ({"tokens_per_second": 6.0}, "row 8: tokens_per_second must be tokens / seconds"),
-        ({"tokens": 11, "tokens_per_second": 5.5}, "row 8: tokens must be those of the answers"),
+        (
+            {"seconds": -2.0, "tokens_per_second": -5.0, "chunks": [[-2.0, 10]]},
+            "row humaneval at concurrency 8, seconds: seconds must be above 0",
+        ),
+        ({"tokens_per_second": 6.0}, "row humaneval at concurrency 8: tokens_per_second must be tokens / seconds"),
+        ({"tokens": 11, "tokens_per_second": 5.5}, "row humaneval at concurrency 8: tokens must be those of the answe"),
+        ({"chunks": [[2.0, 9]]}, "row humaneval at concurrency 8: tokens must be those of the chunks"),
+        ({"chunks": [[1.0, 10]]}, "row humaneval at concurrency 8: seconds must be those of the chunks"),
+        ({"chunks": [[1.0, 5], [1.0, 5]]}, "row humaneval at concurrency 8: a chunk holds as many prompts as"),
+        ({"time_per_output_token_ms": {"p50": 9.0, "p99": 20.0}}, "times per output token must be those of the"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_faulty_level_is_named(change: dict, cure: str):
     with pytest.raises(UserError, match=cure):
-        tables.check(tables.levels({"1": level(), "8": level(**change)}), tables.LEVELS, FILE)
+        tables.check(speed.levels(sets(**change)), tables.LEVELS, FILE)
 
 
 LOG = {
@@ -233,6 +261,7 @@ def log_rows(**changes_of_the_second) -> pd.DataFrame:
     made = [{**LOG, "step": step, "learning_rate": 1e-3} for step in range(3)]
     made[1].update(changes_of_the_second)
     made.append({**LOG, "kind": "heldout", "step": 3})  # a validation has no learning rate
+    made.append({"kind": "replay", "epoch": 0, "step": 3, "tau": 1.5, "rows": 16})
     return pd.DataFrame(made)
 
 
@@ -244,7 +273,7 @@ def test_a_training_log_passes(change: dict):
 @pytest.mark.parametrize(
     ("change", "cure"),
     [
-        ({"kind": "other"}, "row 1, kind: must be train or heldout"),
+        ({"kind": "other"}, "row 1, kind: must be train, heldout or replay"),
         ({"full_acc_0": 1.5}, "row 1, full_acc_0: a share"),
         ({"error_records": 1.0}, "row 1, error_records: samples were skipped while training; train again"),
         ({"speed": 3.0}, "speed"),

@@ -14,37 +14,51 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
-from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.model import SpeculatorModel
 
 from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
-from pilotfish import files, replay, samples, shards, training, transfer, vocabulary
+from pilotfish import algorithms, constants, files, replay, samples, shards, training, transfer, vocabulary
 
 VOCABULARY, DRAFT_VOCABULARY = 200, 80
 LENGTH, PACK, STEPS_PER_EPOCH = 20, 42, 8  # two samples of 20 tokens with states to a pack
-SPEC = {
+SHARED = {
     "trust_remote_code": False,
     "speculative_tokens": 3,
-    "pack_length": PACK,
+    "tokens_per_batch": PACK,
     "seed": 5,
-    "loss": "kl_div",
-    "ttt_steps": 3,
-    "ttt_step_loss_decay": 1.0,
     "learning_rate": 1e-3,
     "epochs": 2,
     "weight_decay": 0.01,
     "warmup_ratio": 0.1,
 }
+SPECS = {
+    "eagle3": {"algorithm": "eagle3", "loss": "kl_div", "ttt_steps": 3, "ttt_step_loss_decay": 1.0, **SHARED},
+    # With random anchors and noise, which a resumed training must draw as an unbroken one does.
+    "dflash": {
+        "algorithm": "dflash", "draft_layers": 1, "block_size": 4, "mask_token": 199, "gamma": 4.0, "anchors": 5,
+        "loss": {"hard": 0.7, "soft": 0.3}, "noise": 0.1, **SHARED,
+    },
+}  # fmt: skip
+# Of the parameters in memory: the first are exported and the others are not.
+FROZEN = {
+    "eagle3": ({"embed_tokens.weight"}, {"verifier_norm.weight", "verifier_lm_head.weight"}),
+    "dflash": ({"lm_head.weight"}, {"embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"}),
+}
 
 
 class Inputs(NamedTuple):
+    spec: dict
     target: Path
     train: transfer.SampleDataset
     heldout: transfer.SampleDataset
-    d2t: torch.Tensor
-    t2d: torch.Tensor
+    maps: dict[str, torch.Tensor]
+
+    @property
+    def algorithm(self) -> str:
+        return self.spec["algorithm"]
 
 
-def dataset(folder: Path, lengths: list[int], seed: int) -> transfer.SampleDataset:
+def dataset(folder: Path, lengths: list[int], seed: int, spec: dict) -> transfer.SampleDataset:
     """Random samples with as many states as `lengths` say, behind prompts of 4 tokens."""
     made = [
         response(row, random_ids(4, seed + row), random_ids(length - 3, seed + 100 + row))
@@ -53,36 +67,41 @@ def dataset(folder: Path, lengths: list[int], seed: int) -> transfer.SampleDatas
     ids = {each["row"]: each["prompt_token_ids"] + each["token_ids"] for each in made}
     captured = captured_folder(folder / "captured", ids)
     states = transfer.ShardTransfer([captured / shards.INDEX], LAYERS)
-    return transfer.SampleDataset(arrow_of(folder, made), states, PACK, training.DTYPE)
+    return transfer.SampleDataset(arrow_of(folder, made), states, PACK, algorithms.of(spec))
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    """A random target of four layers, samples with states, and a draft vocabulary."""
-    folder = tmp_path_factory.mktemp("training")
+@pytest.fixture(scope="module", params=SPECS)
+def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """A random target of four layers, samples with states, a draft vocabulary, and how to train on them."""
+    folder, spec = tmp_path_factory.mktemp("training"), SPECS[request.param]
     random_target(folder / "target", VOCABULARY)
-    train = dataset(folder / "train", [LENGTH] * 2 * STEPS_PER_EPOCH, seed=0)
-    heldout = dataset(folder / "heldout", [LENGTH] * 3, seed=1000)
+    train = dataset(folder / "train", [LENGTH] * 2 * STEPS_PER_EPOCH, 0, spec)
+    heldout = dataset(folder / "heldout", [LENGTH] * 3, 1000, spec)
     stored = samples.load(folder / "train" / "samples.arrow")
     chosen = vocabulary.choose(vocabulary.generated_counts(stored, VOCABULARY), DRAFT_VOCABULARY, [0, 199])
     d2t, t2d = map(torch.from_numpy, vocabulary.maps(chosen, VOCABULARY))
-    return Inputs(folder / "target", train, heldout, d2t, t2d)
+    return Inputs(spec, folder / "target", train, heldout, {"d2t": d2t, "t2d": t2d})
 
 
-def drafter(inputs: Inputs, weights: int = 1) -> Eagle3DraftModel:
-    torch.manual_seed(weights)
-    return training.build_drafter(SPEC, inputs.target, LAYERS[:3], inputs.d2t, inputs.t2d)
+def drafter(inputs: Inputs, seed: int = SHARED["seed"]) -> SpeculatorModel:
+    return training.build_drafter({**inputs.spec, "seed": seed}, inputs.target, LAYERS[:3], inputs.maps)
+
+
+def replayed(folder: Path) -> dict:
+    """A stand-in for the replay of held-out rows: a number that depends on every weight of an exported drafter."""
+    weights = load_file(folder / "model.safetensors").values()
+    return {"tau": round(sum(weight.double().sum().item() for weight in weights), 6), "rows": 3}
 
 
 class Trained(NamedTuple):
-    model: Eagle3DraftModel
+    model: SpeculatorModel
     log: list[dict]
     rates: dict[int, list[float]]  # the learning rates that a step was taken with
     work: Path
 
 
-def train(inputs: Inputs, work: Path, weights: int = 1, rates: dict | None = None, **spec) -> Trained:
-    """Train a drafter of the first `weights` in the work folder; `rates` goes on from an earlier try."""
+def train(inputs: Inputs, work: Path, weights: int = SHARED["seed"], rates: dict | None = None, **spec) -> Trained:
+    """Train a drafter with random `weights` of that seed; `rates` goes on from an earlier try."""
     work.mkdir(exist_ok=True)
     rates = {} if rates is None else rates
     handler = logging.Handler()
@@ -93,7 +112,7 @@ def train(inputs: Inputs, work: Path, weights: int = 1, rates: dict | None = Non
     metrics.addHandler(handler)
     model = drafter(inputs, weights)
     try:
-        log = training.train(model, {**SPEC, **spec}, inputs.train, inputs.heldout, work)
+        log = training.train(model, {**inputs.spec, **spec}, inputs.train, inputs.heldout, replayed, work)
     finally:
         metrics.removeHandler(handler)
     return Trained(model, files.read_jsonl(log), rates, work)
@@ -106,7 +125,7 @@ def unbroken(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Traine
 
 def test_the_head_starts_from_the_targets_rows_of_the_draft_vocabulary(inputs: Inputs):
     head = load_file(inputs.target / "model.safetensors")["lm_head.weight"]
-    target_ids = torch.arange(DRAFT_VOCABULARY) + inputs.d2t
+    target_ids = torch.arange(DRAFT_VOCABULARY) + inputs.maps["d2t"]
     assert torch.equal(drafter(inputs).lm_head.weight, head[target_ids])
 
 
@@ -114,21 +133,32 @@ def test_the_trainable_tensors_move_and_the_frozen_ones_do_not(inputs: Inputs, u
     before = drafter(inputs).state_dict()
     after = unbroken.model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    frozen = {"embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight", "d2t", "t2d"}
-    assert moved == before.keys() - frozen
+    assert moved == before.keys() - set.union(*FROZEN[inputs.algorithm], {"d2t", "t2d"})
 
 
-def test_each_step_is_logged_once_and_each_epoch_ends_on_the_heldout_samples(unbroken: Trained):
+def test_each_step_is_logged_once_and_each_epoch_ends_with_a_replay_and_on_the_heldout_samples(unbroken: Trained):
     steps = [(row["kind"], row["epoch"], row["step"]) for row in unbroken.log]
-    first = [("train", 0, step) for step in range(8)] + [("heldout", 0, 8)]
-    assert steps == first + [("train", 1, step) for step in range(8, 16)] + [("heldout", 1, 16)]
+    first = [("train", 0, step) for step in range(8)] + [("replay", 0, 8), ("heldout", 0, 8)]
+    assert steps == first + [("train", 1, step) for step in range(8, 16)] + [("replay", 1, 16), ("heldout", 1, 16)]
+
+
+def test_a_replay_is_of_the_drafter_as_it_is_after_its_epoch(unbroken: Trained, tmp_path: Path):
+    first, last = [row for row in unbroken.log if row["kind"] == "replay"]
+    training.export(unbroken.model, tmp_path)
+    assert {key: last[key] for key in ("tau", "rows")} == replayed(tmp_path)
+    assert first["tau"] != last["tau"]
+
+
+def test_the_start_follows_from_the_seed_alone(inputs: Inputs):
+    one, same, other = drafter(inputs, 1), drafter(inputs, 1), drafter(inputs, 2)
+    assert torch.equal(one.fc.weight, same.fc.weight) and not torch.equal(one.fc.weight, other.fc.weight)
 
 
 def test_the_learning_rate_warms_up_to_its_peak_and_falls_to_nothing(unbroken: Trained):
     rates = [rate for (rate,) in unbroken.rates.values()]
-    assert rates[0] == 0 and max(rates) == rates[1] == SPEC["learning_rate"]
+    assert rates[0] == 0 and max(rates) == rates[1] == SHARED["learning_rate"]
     assert rates[1:] == sorted(rates[1:], reverse=True)
-    assert rates[-1] < 0.02 * SPEC["learning_rate"]
+    assert rates[-1] < 0.02 * SHARED["learning_rate"]
 
 
 def test_the_log_has_the_learning_rate_of_each_step(unbroken: Trained):
@@ -146,9 +176,10 @@ def starts(inputs: Inputs) -> dict[str, str]:
 
 def test_what_each_exported_tensor_was_at_the_start_is_recorded(inputs: Inputs, unbroken: Trained):
     recorded, before = files.read_json(unbroken.work / training.START), starts(inputs)
-    assert recorded["frozen"] == {"embed_tokens.weight": before["embed_tokens.weight"]}
-    assert recorded["trainable"].keys() | recorded["frozen"].keys() == replay.WEIGHTS
-    assert recorded["trainable"] == {name: before[name] for name in recorded["trainable"]}
+    exported, kept_back = FROZEN[inputs.algorithm]
+    parameters = {name for name, _ in unbroken.model.named_parameters()}
+    assert recorded["frozen"] == {name: before[name] for name in exported}
+    assert recorded["trainable"] == {name: before[name] for name in parameters - exported - kept_back}
 
 
 def test_the_record_of_the_start_survives_a_resume(resumed: Trained, unbroken: Trained):
@@ -201,7 +232,7 @@ def send_sigterm() -> None:
 
 def resume(inputs: Inputs, work: Path, rates: dict | None = None) -> Trained:
     """Go on with a drafter of other weights than the first try's, unless that left no checkpoint."""
-    return train(inputs, work, weights=2 if any(work.glob("*state")) else 1, rates=rates)
+    return train(inputs, work, weights=2 if any(work.glob("*state")) else SHARED["seed"], rates=rates)
 
 
 @pytest.fixture(scope="module", params=INTERRUPTIONS, ids=lambda point: f"{point[0].removeprefix('_')}-{point[1]}")
@@ -229,10 +260,36 @@ def test_resumed_training_takes_each_step_with_the_same_learning_rate(resumed: T
     assert ours == theirs
 
 
-@pytest.mark.parametrize("kind", ["train", "heldout"])
+@pytest.mark.parametrize("kind", ["train", "heldout", "replay"])
 def test_resumed_training_logs_the_same_steps_once(resumed: Trained, unbroken: Trained, kind: str):
     ours, theirs = ([row for row in each.log if row["kind"] == kind] for each in (resumed, unbroken))
     assert ours == theirs
+
+
+def test_a_replay_that_an_earlier_try_logged_is_not_logged_again(inputs: Inputs, unbroken: Trained, tmp_path: Path):
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interruption):
+        monkeypatch.setattr(training.Trainer, "val_epoch", lambda *_: throw())
+        train(inputs, tmp_path)
+    assert files.read_jsonl(tmp_path / "training_log.jsonl")[-1]["kind"] == "replay"
+    assert resume(inputs, tmp_path).log == unbroken.log
+
+
+def seeds_of_steps(inputs: Inputs, work: Path, **spec) -> set[int]:
+    """The seeds that random numbers follow from, of every call of the model in a training."""
+    found, owner = set(), type(drafter(inputs))
+    forward = owner.forward
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(
+            owner, "forward", lambda *args, **more: (found.add(torch.initial_seed()), forward(*args, **more))[1]
+        )
+        train(inputs, work, **spec)
+    return found
+
+
+def test_every_step_of_every_seed_draws_its_own_random_numbers(inputs: Inputs, tmp_path: Path):
+    ours, theirs = (seeds_of_steps(inputs, tmp_path / str(seed), seed=seed) for seed in (5, 6))
+    assert len(ours) == len(theirs) == 16 + 1  # the last held-out samples come after the last step
+    assert not ours & theirs
 
 
 def test_the_last_checkpoint_is_resumed_if_the_next_was_not_yet_in_its_place(
@@ -280,31 +337,36 @@ def test_a_log_line_cut_short_does_not_stop_a_resumed_training(inputs: Inputs, u
     assert resume(inputs, tmp_path).log == unbroken.log
 
 
-@pytest.mark.parametrize(("seed", "packs"), [(3, [8, 7]), (2, [7, 8])], ids=["fewer", "more"])
+@pytest.mark.parametrize(("short", "packs"), [(1, [8, 7]), (0, [7, 8])], ids=["fewer", "more"])
 def test_epochs_of_different_numbers_of_packs_are_all_trained(
-    inputs: Inputs, tmp_path: Path, seed: int, packs: list[int]
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, packs: list[int]
 ):
-    uneven = inputs._replace(train=dataset(tmp_path / "uneven", [30, 10] * 6, seed=0))
-    sampler = training.loader(uneven.train, PACK, seed).batch_sampler
-    assert [(sampler.set_epoch(epoch), len(sampler))[1] for epoch in range(2)] == packs
-    trained = train(uneven, tmp_path / "work", seed=seed)
-    steps = [row["step"] for row in trained.log if row["kind"] == "train"]
-    assert steps == list(range(sum(packs)))
+    sampler = type(training.loader(inputs.train, inputs.spec, PACK, 0).batch_sampler)
+    generate = sampler._generate_batches
+    monkeypatch.setattr(sampler, "_generate_batches", lambda self, epoch: generate(self, epoch)[epoch == short :])
+    trained = train(inputs, tmp_path)
+    steps = [(row["epoch"], row["step"]) for row in trained.log if row["kind"] == "train"]
+    assert steps == [(step >= packs[0], step) for step in range(sum(packs))]
     falling = [rate for (rate,) in trained.rates.values()][1:]
     assert falling == sorted(falling, reverse=True)
 
 
-def test_the_export_is_a_bf16_folder_of_full_attention_that_the_replay_reads(unbroken: Trained, tmp_path: Path):
+def test_the_export_is_a_bf16_folder_of_full_attention_that_the_replay_reads(
+    inputs: Inputs, unbroken: Trained, tmp_path: Path
+):
     training.export(unbroken.model, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert {str(tensor.dtype) for name, tensor in tensors.items() if name not in ("d2t", "t2d")} == {"torch.bfloat16"}
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dtype"] == "bfloat16"
-    assert config["eagle_aux_hidden_state_layer_ids"] == LAYERS[:3]
+    assert config["speculators_model_type"] == inputs.algorithm
     layer = config["transformer_layer_config"]
     assert layer["layer_types"] == ["full_attention"]
     assert layer["sliding_window"] is None
-    (tmp_path / "config.py").unlink(missing_ok=True)
-    drafter = replay.Eagle3Drafter(tmp_path)
+    made = constants.read(files.read_json(tmp_path / constants.FILE), tmp_path)
+    assert constants.differences(made, constants.of_config(config)) == []
+    assert list(made.capture_layers) == LAYERS[:3]
+    drafter = replay.open_drafter(tmp_path, inputs.target)
     trained = dict(unbroken.model.named_parameters())
-    assert all(torch.equal(drafter.weights[name], trained[name].bfloat16().float()) for name in replay.WEIGHTS)
+    assert drafter.weights.keys() == tensors.keys() - {"d2t", "t2d"}
+    assert all(torch.equal(held, trained[name].bfloat16().float()) for name, held in drafter.weights.items())

@@ -88,7 +88,7 @@ SAMPLES = [
 def test_the_ceiling_is_the_tau_of_a_drafter_that_is_right_wherever_it_can_be(out: list[int], k: int, ceiling: float):
     t2d = np.ones(10, dtype=bool)
     t2d[out] = False
-    assert vocabulary.tau_ceiling(SAMPLES, t2d, k) == pytest.approx(ceiling)
+    assert vocabulary.tau_ceilings(SAMPLES, t2d, [k, 7])[k] == pytest.approx(ceiling)
 
 
 def test_the_ceiling_agrees_with_the_walk_of_the_replay():
@@ -102,7 +102,7 @@ def test_the_ceiling_agrees_with_the_walk_of_the_replay():
     walked = rounds.walk(table, len(ids))
     sample = {"input_ids": [0, *ids.tolist()], "prompt_length": 1}
     expected = rounds.summarise([walked], 3)["tau_micro_incl_bonus"]
-    assert vocabulary.tau_ceiling([sample], t2d, 3) == pytest.approx(expected)
+    assert vocabulary.tau_ceilings([sample], t2d, [3])[3] == pytest.approx(expected)
 
 
 def test_reasoning_and_answer_are_counted_apart():

@@ -4,7 +4,8 @@
 Build the tiny target model of the test suite: a 4-layer Llama of under 2 MB, trained in seconds on patterned
 tasks (counting, repeating, listing, adding) whose answers open with one <think>...</think> block. OUT_DIR
 becomes a normal Hugging Face folder plus prompts.jsonl: 176 prompts from the same patterns, every tenth with an
-earlier exchange before it, whose reasoning the chat template strips as those of real reasoning models do.
+earlier exchange before it, whose reasoning the chat template strips as those of real reasoning models do. Beside
+them fresh.jsonl has 8 further prompts, an evaluation set.
 The build is deterministic by seed on one machine. It writes beside OUT_DIR and renames at the end.
 """
 
@@ -32,6 +33,7 @@ THINK, UNTHINK = "<think>", "</think>"
 VOCAB_LIMIT = 512
 MAX_POSITIONS = 512
 PROMPTS = 176
+FRESH = 8
 MULTI_TURN_EVERY = 10
 HOLD_STEPS = 420
 COOL_STEPS = 120
@@ -321,7 +323,7 @@ class Built(NamedTuple):
 def _build(seed: int) -> Built:
     """Train the model and check its answers to the first prompts."""
     corpus = make_examples(3000, seed)
-    examples = make_examples(PROMPTS, seed + 1, distinct=True)
+    examples = make_examples(PROMPTS + FRESH, seed + 1, distinct=True)
     prompts = [example.prompt for example in examples]
     tokenizer = make_tokenizer(corpus)
     with _fixed_torch(seed):
@@ -350,12 +352,18 @@ def prompt_lines(examples: list[Example]) -> list[dict]:
     return lines
 
 
+def _write_jsonl(path: Path, lines: list[dict]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
 def _write(built: Built, folder: Path) -> None:
     built.model.save_pretrained(folder)
     # One file holds the chat template too: transformers would otherwise put it into a file of its own.
     built.tokenizer.save_pretrained(folder, save_jinja_files=False)
-    text = "".join(json.dumps(line) + "\n" for line in prompt_lines(built.examples))
-    (folder / "prompts.jsonl").write_text(text, encoding="utf-8")
+    _write_jsonl(folder / "prompts.jsonl", prompt_lines(built.examples[:PROMPTS]))
+    fresh = enumerate(built.examples[PROMPTS:], start=1)
+    lines = [{"id": f"fresh-{n}", "messages": [{"role": "user", "content": each.prompt}]} for n, each in fresh]
+    _write_jsonl(folder / "fresh.jsonl", lines)
     for file in folder.iterdir():
         file.chmod(0o644)
 

@@ -56,7 +56,7 @@ def parity(answers: Sequence[dict], stored: Mapping[int, list[int]], replayed: M
 def parity_fault(found: dict) -> str | None:
     """What a `parity` says against the engine or the replay; None within the limits."""
     if not found["rounds_compared"]:
-        return "no served round can be compared with the replay; raise evaluation.prompts"
+        return "no served round can be compared with the replay; raise evaluation.sets.NAME.prompts"
     share, apart = found["rounds_equal"] / found["rounds_compared"], found["tau_difference"]
     allowed = tau_difference_allowed(found["rounds_compared"])
     if share >= ROUNDS_EQUAL_MIN and apart is not None and abs(apart) <= allowed:
@@ -136,7 +136,7 @@ def data_faults(
     )
     if differing:
         yield (
-            f"held-out rows {differing[:SHOWN]}: the served prompt's tokens differ from the stored sample's; the chat "
+            f"rows {differing[:SHOWN]}: the served prompt's tokens differ from the stored sample's; the chat "
             "template or its arguments changed in between, so generate the responses again"
         )
 

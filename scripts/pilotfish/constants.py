@@ -10,14 +10,20 @@ from pilotfish import files
 from pilotfish.errors import UserError
 
 if TYPE_CHECKING:
-    from speculators.models.eagle3 import Eagle3DraftModel
+    from speculators.model import SpeculatorModel
     from vllm.config import VllmConfig
 
 FILE = "constants.json"
 ENGINE_ROPE_THETA = 10_000.0  # what vLLM takes where a config has none
 OF_ROPE = ("rope_theta", "rope_type", "partial_rotary_factor")
 # Where one of these is absent speculators and vLLM take different defaults, or an engine falls back silently.
-WRITTEN_OUT = ("speculators_model_type", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "norm_before_residual")
+WRITTEN_OUT = {
+    "eagle3": ("eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "norm_before_residual"),
+    "dflash": (
+        *("aux_hidden_state_layer_ids", "draft_vocab_size", "block_size", "mask_token_id"),
+        *("sliding_window_non_causal", "sample_from_anchor"),
+    ),
+}
 WRITTEN_OUT_OF_LAYER = (
     *("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers"),
     *("rms_norm_eps", "rope_parameters", "max_position_embeddings", "tie_word_embeddings"),
@@ -45,14 +51,16 @@ class Constants(BaseModel):
     partial_rotary_factor: float
     sliding_window: int | None
     causal: bool
-    norm_before_residual: bool
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_output: bool
     max_position_embeddings: int
-    mask_token_id: int | None = None  # none in EAGLE-3, as is the block size
-    block_size: int | None = None
     tied_head: bool  # the head is the embedding
+    # Of EAGLE-3 alone:
+    norm_before_residual: bool | None = None
+    norm_before_fc: bool | None = None
+    fc_norm: bool | None = None
+    norm_output: bool | None = None
+    # Of DFlash alone:
+    mask_token_id: int | None = None
+    block_size: int | None = None
 
 
 def _rope(parameters: dict) -> dict:
@@ -65,36 +73,56 @@ def _rope(parameters: dict) -> dict:
     }
 
 
-def of_model(model: "Eagle3DraftModel") -> Constants:
+def of_model(model: "SpeculatorModel") -> Constants:
     """Constants of a drafter in training: its modules are asked, its config where they do not know."""
-    import torch
-    from speculators.models.eagle3.attention import create_combined_mask_mod
-
-    config, layer = model.config, model.layers[0]
-    attention, rotary = layer.self_attn, model.rotary_emb
-    mask = create_combined_mask_mod(torch.zeros(2, dtype=torch.long), 2)
-    past_sees_future = mask(*torch.tensor([0, 0, 0, 1]))  # batch, head, query, key
-    return Constants(
-        algorithm=config.speculators_model_type,
-        capture_layers=tuple(model.target_layer_ids),
-        draft_vocab_size=model.lm_head.out_features,
-        target_vocab_size=model.embed_tokens.num_embeddings,
-        hidden_size=model.embed_tokens.embedding_dim,
-        heads=attention.q_proj.out_features // attention.head_dim,
-        kv_heads=attention.k_proj.out_features // attention.head_dim,
-        head_dim=attention.head_dim,
-        draft_layers=len(model.layers),
-        rms_norm_eps=model.norm.variance_epsilon,
+    config, attention, rotary = model.config, model.layers[0].self_attn, model.rotary_emb
+    common = {
+        "algorithm": config.speculators_model_type,
+        "capture_layers": tuple(model.target_layer_ids),
+        "draft_vocab_size": model.lm_head.out_features,
+        "target_vocab_size": model.embed_tokens.num_embeddings,
+        "hidden_size": model.embed_tokens.embedding_dim,
+        "heads": attention.q_proj.out_features // attention.head_dim,
+        "kv_heads": attention.k_proj.out_features // attention.head_dim,
+        "head_dim": attention.head_dim,
+        "draft_layers": len(model.layers),
+        "rms_norm_eps": model.norm.variance_epsilon,
         **_rope(dict(rotary.config.rope_parameters)),
-        sliding_window=model.sliding_window if model.uses_sliding_window_attn else None,
-        causal=not bool(past_sees_future),
+        "sliding_window": model.sliding_window if model.uses_sliding_window_attn else None,
+        "causal": _sees_no_future(model),
+        "max_position_embeddings": config.transformer_layer_config.max_position_embeddings,
+        "tied_head": model.lm_head.weight is model.embed_tokens.weight,
+    }
+    if config.speculators_model_type == "dflash":
+        return Constants(**common, mask_token_id=model.mask_token_id, block_size=model.block_size)
+    layer = model.layers[0]
+    return Constants(
+        **common,
         norm_before_residual=layer.norm_before_residual,
         norm_before_fc=model.input_norm is not None,
         fc_norm=model.fc_norm is not None,
         norm_output=config.norm_output,
-        max_position_embeddings=config.transformer_layer_config.max_position_embeddings,
-        tied_head=model.lm_head.weight is model.embed_tokens.weight,
     )
+
+
+def _sees_no_future(model: "SpeculatorModel") -> bool:
+    """Whether the model's own mask keeps a token of its draft from those behind it."""
+    import torch
+
+    if model.config.speculators_model_type == "dflash":
+        from speculators.models.dflash.attention import create_anchor_block_mask_mod
+
+        sliding = model.uses_sliding_window_attn
+        mask, _, _ = create_anchor_block_mask_mod(
+            torch.zeros(2, dtype=torch.long), 2, torch.tensor([1]), 2,
+            sliding_window=model.sliding_window if sliding else None,
+            sliding_window_non_causal=model.sliding_window_non_causal,
+        )  # fmt: skip
+        # Batch, head, query (the block's first), key (its second, behind the two of the context).
+        return not bool(mask(*torch.tensor([0, 0, 0, 3])))
+    from speculators.models.eagle3.attention import create_combined_mask_mod
+
+    return not bool(create_combined_mask_mod(torch.zeros(2, dtype=torch.long), 2)(*torch.tensor([0, 0, 0, 1])))
 
 
 def of_config(config: dict, where: Path | str = "config.json") -> Constants:
@@ -104,7 +132,9 @@ def of_config(config: dict, where: Path | str = "config.json") -> Constants:
     """
     layer = config.get("transformer_layer_config") or {}
     rope = layer.get("rope_parameters") or {}
-    lacking = [key for key in WRITTEN_OUT if config.get(key) in (None, [])]
+    algorithm = config.get("speculators_model_type")
+    lacking = [] if algorithm in WRITTEN_OUT else ["speculators_model_type"]
+    lacking += [key for key in WRITTEN_OUT.get(algorithm, ()) if config.get(key) in (None, [])]
     lacking += [f"transformer_layer_config.{key}" for key in WRITTEN_OUT_OF_LAYER if layer.get(key) is None]
     lacking += [f"rope_parameters.{key}" for key in OF_ROPE[:2] if key not in rope]
     if lacking:
@@ -112,59 +142,84 @@ def of_config(config: dict, where: Path | str = "config.json") -> Constants:
             f"{where}: {', '.join(lacking)} missing, and a server would silently take its own default; "
             "export the drafter again"
         )
-    return Constants(
-        algorithm=config["speculators_model_type"],
-        capture_layers=tuple(config["eagle_aux_hidden_state_layer_ids"]),
-        draft_vocab_size=config["draft_vocab_size"],
-        target_vocab_size=layer["vocab_size"],
-        hidden_size=layer["hidden_size"],
-        heads=layer["num_attention_heads"],
-        kv_heads=layer["num_key_value_heads"],
-        head_dim=layer["head_dim"],
-        draft_layers=layer["num_hidden_layers"],
-        rms_norm_eps=layer["rms_norm_eps"],
+    common = {
+        "algorithm": algorithm,
+        "draft_vocab_size": config["draft_vocab_size"],
+        "target_vocab_size": layer["vocab_size"],
+        "hidden_size": layer["hidden_size"],
+        "heads": layer["num_attention_heads"],
+        "kv_heads": layer["num_key_value_heads"],
+        "head_dim": layer["head_dim"],
+        "draft_layers": layer["num_hidden_layers"],
+        "rms_norm_eps": layer["rms_norm_eps"],
         **_rope(rope | {key: layer[key] for key in OF_ROPE if key in layer}),
-        sliding_window=layer.get("sliding_window"),
+        "sliding_window": layer.get("sliding_window"),
+        "max_position_embeddings": layer["max_position_embeddings"],
+        "tied_head": layer["tie_word_embeddings"],
+    }
+    if algorithm == "dflash":
+        return Constants(
+            **common,
+            capture_layers=tuple(config["aux_hidden_state_layer_ids"]),
+            # vLLM 0.32 takes the one for the other, also where no layer slides (its issue 56692).
+            causal=layer.get("is_causal", not config["sliding_window_non_causal"]),
+            mask_token_id=config["mask_token_id"],
+            block_size=config["block_size"],
+        )
+    return Constants(
+        **common,
+        capture_layers=tuple(config["eagle_aux_hidden_state_layer_ids"]),
         causal=layer.get("is_causal", True),
         norm_before_residual=config["norm_before_residual"],
         norm_before_fc=config.get("norm_before_fc", False),
         fc_norm=config.get("fc_norm", False),
         norm_output=config.get("norm_output", False),
-        max_position_embeddings=layer["max_position_embeddings"],
-        tied_head=layer["tie_word_embeddings"],
     )
 
 
 def of_engine(config: "VllmConfig") -> Constants:
     """Constants of the drafter that vLLM has resolved for itself, with its defaults for what it was not told.
 
-    After vLLM's LlamaAttention and Eagle3 models, which read them from `draft_model_config.hf_config`.
+    After vLLM's LlamaAttention, Eagle3 and DFlash models, which read them from `draft_model_config.hf_config`.
     """
     speculative = config.speculative_config
     drafter = speculative.draft_model_config
     held = drafter.hf_config
     rope = dict(getattr(held, "rope_parameters", None) or {})
     sliding = "sliding_attention" in (getattr(held, "layer_types", None) or [])
-    return Constants(
-        algorithm=speculative.method,
-        capture_layers=tuple(getattr(held, "eagle_aux_hidden_state_layer_ids", None) or ()),
-        draft_vocab_size=getattr(held, "draft_vocab_size", None) or held.vocab_size,
-        target_vocab_size=config.model_config.get_vocab_size(),
-        hidden_size=held.hidden_size,
-        heads=held.num_attention_heads,
-        kv_heads=drafter.get_total_num_kv_heads(),
-        head_dim=getattr(held, "head_dim", None) or held.hidden_size // held.num_attention_heads,
-        draft_layers=held.num_hidden_layers,
-        rms_norm_eps=held.rms_norm_eps,
+    common = {
+        "algorithm": speculative.method,
+        "capture_layers": tuple(getattr(held, "eagle_aux_hidden_state_layer_ids", None) or ()),
+        "draft_vocab_size": getattr(held, "draft_vocab_size", None) or held.vocab_size,
+        "target_vocab_size": config.model_config.get_vocab_size(),
+        "hidden_size": held.hidden_size,
+        "heads": held.num_attention_heads,
+        "kv_heads": drafter.get_total_num_kv_heads(),
+        "head_dim": getattr(held, "head_dim", None) or held.hidden_size // held.num_attention_heads,
+        "draft_layers": held.num_hidden_layers,
+        "rms_norm_eps": held.rms_norm_eps,
         **_rope({"rope_theta": ENGINE_ROPE_THETA, "rope_type": "default"} | rope),
-        sliding_window=getattr(held, "sliding_window", None) if sliding else None,
+        "sliding_window": getattr(held, "sliding_window", None) if sliding else None,
+        "max_position_embeddings": held.max_position_embeddings,
+        "tied_head": held.tie_word_embeddings,
+    }
+    if speculative.method == "dflash":
+        from vllm.model_executor.models.qwen3_dflash import dflash_has_any_non_causal
+
+        return Constants(
+            **common,
+            causal=not dflash_has_any_non_causal(held),
+            mask_token_id=held.dflash_config["mask_token_id"],
+            # The engine knows no block but that of the tokens it is asked to draft, and the one before them.
+            block_size=speculative.num_speculative_tokens + 1,
+        )
+    return Constants(
+        **common,
         causal=getattr(held, "is_causal", True),
         norm_before_residual=getattr(held, "norm_before_residual", False),
         norm_before_fc=getattr(held, "norm_before_fc", False),
         fc_norm=getattr(held, "fc_norm", False),
         norm_output=getattr(held, "norm_output", False),
-        max_position_embeddings=held.max_position_embeddings,
-        tied_head=held.tie_word_embeddings,
     )
 
 

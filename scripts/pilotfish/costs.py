@@ -12,6 +12,7 @@ from pilotfish.markdown import table
 STAGES = (
     ("prepare_target", "target"),
     ("collect_prompts", "prompts"),
+    ("collect_evaluation_set", None),
     ("respond", "responses"),
     ("assemble_samples", "samples"),
     ("capture", "hidden_states"),
@@ -19,6 +20,7 @@ STAGES = (
     ("rehearse", None),
     ("train", "drafters"),
     ("export", "export"),
+    ("adopt_reference", "references"),
     ("replay", None),
     ("serve", "evaluation"),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pilotfish import continuations, replay, rounds, samples
+from pilotfish import continuations, parameters, replay, rounds, samples
 from pilotfish.constants import Constants
 from pilotfish.heads import TargetTensors
 from pilotfish.shards import ShardReader
@@ -58,23 +58,11 @@ def log_faults(log: Sequence[dict], spec: Mapping) -> Iterator[str]:
         yield f"the loss did not fall ({first:.3f} to {last:.3f}); look at learning_rate and the samples"
 
 
-def parameters(made: Constants, width: int) -> int:
-    """Parameters of an EAGLE-3 drafter of one layer whose MLP is `width` wide.
-
-    Embedding V x H and head Vd x H; projection of the n conditioning layers, H x nH; attention over twice the
-    hidden size, 2H x (A + 2K) D, and back, A D x H; the MLP's three, 3 H x width; four norms of H.
-    """
-    hidden, query, keys = made.hidden_size, made.heads * made.head_dim, made.kv_heads * made.head_dim
-    ends = (made.target_vocab_size + made.draft_vocab_size) * hidden
-    attention = 2 * hidden * (query + 2 * keys) + query * hidden
-    return ends + len(made.capture_layers) * hidden * hidden + attention + 3 * hidden * width + 4 * hidden
-
-
 def count_fault(tensors: Mapping[str, torch.Tensor], made: Constants) -> str | None:
     """Whether the checkpoint has as many parameters as its constants give."""
     held = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
     width = len(tensors["layers.0.mlp.gate_proj.weight"])
-    due = parameters(made, width)
+    due = parameters.stored(made, width)
     return f"{held} parameters where its constants give {due}; train again" if held != due else None
 
 
@@ -101,22 +89,33 @@ def map_faults(tensors: Mapping[str, torch.Tensor], vocabulary: Mapping[str, tor
         if name in tensors and not torch.equal(tensors[name], vocabulary[name]):
             zero = " (it is all zero: never applied)" if name == "d2t" and not tensors[name].any() else ""
             yield f"{name}: not the vocabulary map's{zero}; train again on the present map"
-    if len(tensors["lm_head.weight"]) != len(vocabulary["d2t"]):
+    if "lm_head.weight" in tensors and len(tensors["lm_head.weight"]) != len(vocabulary["d2t"]):
         yield "lm_head.weight: another size than the draft vocabulary; train again on the present map"
 
 
 def origin_faults(
     tensors: Mapping[str, torch.Tensor], target: Path, vocabulary: Mapping[str, torch.Tensor]
 ) -> Iterator[str]:
-    """Whether the embedding is the target's, bit for bit, and the head still resembles the rows it started from."""
+    """Whether what a checkpoint holds of embedding and head is the target's.
+
+    EAGLE-3 holds both, the embedding frozen and the head trained from the target's rows; DFlash the head of a
+    reduced vocabulary, frozen.
+    """
     held = TargetTensors(target)
-    if not all(
+    if "embed_tokens.weight" in tensors and not all(
         torch.equal(rows.to(torch.bfloat16), tensors["embed_tokens.weight"][start : start + len(rows)])
         for start, rows in held.embedding()
     ):
         yield "embed_tokens.weight: not the target's, bit for bit: random, or another model's; train again"
-    chosen = torch.arange(len(vocabulary["d2t"])) + vocabulary["d2t"]
-    likeness = torch.cosine_similarity(held.head_rows(chosen).float(), tensors["lm_head.weight"].float()).mean().item()
+    if "lm_head.weight" not in tensors:
+        return
+    head, chosen = tensors["lm_head.weight"], torch.arange(len(vocabulary["d2t"])) + vocabulary["d2t"]
+    rows = held.head_rows(chosen)
+    if "embed_tokens.weight" not in tensors:
+        if not torch.equal(rows.to(torch.bfloat16), head):
+            yield "lm_head.weight: not the target's rows of the draft vocabulary, bit for bit; train again"
+        return
+    likeness = torch.cosine_similarity(rows.float(), head.float()).mean().item()
     if not likeness >= HEAD_LIKENESS_MIN:
         yield (
             f"lm_head.weight: its rows resemble the target's by {likeness:.2f} (cosine, at least {HEAD_LIKENESS_MIN}): "
@@ -124,23 +123,33 @@ def origin_faults(
         )
 
 
-def acceptance(
-    drafter: Path, train: Path, heldout: Path, reader: ShardReader, k: int
-) -> tuple[dict[str, float], str | None]:
-    """tau of the drafter and of the most frequent continuations on the same held-out rows; and what that is wrong."""
+def replayed(drafter: Path, target: Path, heldout: Path, reader: ShardReader, k: int) -> tuple[dict, list[int]]:
+    """`tau` of a drafter's folder over `rows` spread over the held-out split, and the places of these rows.
+
+    `reader` gives the drafter's conditioning layers.
+    """
     every = samples.load(heldout)
     places = torch.linspace(0, len(every) - 1, min(REPLAYED_ROWS, len(every))).round().long().unique().tolist()
-    chosen = every.select(places)
-    replayed = replay.replay_samples(replay.Eagle3Drafter(drafter), reader, chosen, k)
+    found = replay.replay_samples(replay.open_drafter(drafter, target), reader, every.select(places), k)
+    tau = rounds.summarise(list(found.values()), k)["tau_micro_incl_bonus"]
+    return {"tau": round(tau, 4), "rows": len(places)}, places
+
+
+def acceptance(
+    drafter: Path, target: Path, train: Path, heldout: Path, reader: ShardReader, k: int
+) -> tuple[dict[str, float], str | None]:
+    """tau of the drafter and of the most frequent continuations on the same held-out rows; and what that is wrong."""
+    ours, places = replayed(drafter, target, heldout, reader, k)
     counted = samples.load(train)
     following = continuations.most_frequent(counted.select(range(min(continuations.ROWS, len(counted)))))
+    chosen = samples.load(heldout).select(places)
     plain = [continuations.rounds(each["input_ids"][each["prompt_length"] :], following, k) for each in chosen]
-    taus = [rounds.summarise(found, k)["tau_micro_incl_bonus"] for found in (list(replayed.values()), plain)]
-    found = {"rows": len(places), "tau_replay": round(taus[0], 4), "tau_most_frequent": round(taus[1], 4)}
-    if taus[0] > taus[1]:
+    simplest = rounds.summarise(plain, k)["tau_micro_incl_bonus"]
+    found = {"rows": len(places), "tau_replay": ours["tau"], "tau_most_frequent": round(simplest, 4)}
+    if ours["tau"] > simplest:
         return found, None
     return found, (
-        f"replay tau {taus[0]:.3f} on {len(places)} held-out rows, where always proposing the most frequent "
-        f"continuation gives {taus[1]:.3f}: it has learnt nothing of use; look at learning_rate, epochs and the number "
-        "of samples"
+        f"replay tau {ours['tau']:.3f} on {len(places)} held-out rows, where always proposing the most frequent "
+        f"continuation gives {simplest:.3f}: it has learnt nothing of use; look at learning_rate, epochs and the "
+        "number of samples"
     )

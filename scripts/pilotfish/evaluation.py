@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure an engine on held-out prompts: speed, counters, and every answer with its rounds."""
+"""Measure servers that take turns on the same prompts: speed, counters, and every answer with its rounds."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import httpx
-import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import generation
+from pilotfish import generation, speed
 from pilotfish.engine import Engine
 from pilotfish.errors import UserError
 
@@ -22,6 +22,11 @@ COUNTERS = {
     "accepted": "vllm:spec_decode_num_accepted_tokens",
 }
 PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+# Answers then tell how long each took between its first and its last token, by the engine's own clock.
+TIMING_ARGUMENTS = ["--enable-per-request-metrics"]
+# After its last step a vLLM worker looks for the next for 1 s without sleeping (SpinCondition in 0.32), which on a CPU
+# takes a core from the server whose turn is next.
+SPIN_SECONDS = 1.1
 
 
 def counters(text: str) -> dict:
@@ -50,63 +55,109 @@ def difference(after: dict, before: dict) -> dict:
     return result
 
 
-async def measure(
-    engine: Engine, rows: Sequence[int], prompts: Sequence[dict], sampling: dict, concurrency: int, stall: int
-) -> dict:
-    """Serve each prompt once, `concurrency` together: seconds, tokens, counters and every answer."""
-    api = generation.client(engine)
-    answers: dict[int, dict] = {}
+@dataclass(frozen=True)
+class Session:
+    """How servers are measured: sampling, seconds until one has stalled, seconds of rest between two turns."""
 
-    async def attempt(row: int) -> int:
-        answers[row] = _answer(row, await _ask(api, row, prompts[row], sampling))
-        return len(answers[row]["token_ids"])
-
-    before = counters(httpx.get(f"{engine.url}/metrics").raise_for_status().text)
-    begun = time.perf_counter()
-    await generation.run_rows(engine, rows, attempt, at_once=concurrency, stall_timeout=stall)
-    seconds = time.perf_counter() - begun
-    after = counters(httpx.get(f"{engine.url}/metrics").raise_for_status().text)
-    tokens = sum(len(answer["token_ids"]) for answer in answers.values())
-    return {
-        "seconds": round(seconds, 3),
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / seconds, 3),
-        "counters": difference(after, before),
-        "answers": [answers[row] for row in sorted(answers)],
-    }
+    sampling: dict
+    stall_timeout: int
+    rest: float
 
 
-async def _ask(api: openai.AsyncOpenAI, row: int, prompt: dict, sampling: dict) -> dict:
-    try:
-        return await generation.chat(api, prompt["messages"], sampling, None)
-    except generation.RowRefused as error:
-        raise UserError(f"held-out row {row} was refused while serving: {error}") from None
+class Contestant:
+    """One server on one set at one concurrency: its turns are timed, its answers kept."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[dict], session: Session):
+        self._engine, self._prompts, self._session = engine, prompts, session
+        self._api = generation.client(engine)
+        self._before = self._counters()
+        self._answers: dict[int, dict] = {}
+        self._chunks: list[tuple[float, int]] = []
+
+    def _counters(self) -> dict:
+        return counters(httpx.get(f"{self._engine.url}/metrics").raise_for_status().text)
+
+    async def serve(self, rows: Sequence[int]) -> None:
+        """One turn: all rows of a chunk at once, timed until the last of them is answered."""
+        begun = time.perf_counter()
+        await generation.run_rows(
+            self._engine, rows, self._attempt, at_once=len(rows), stall_timeout=self._session.stall_timeout
+        )
+        seconds = time.perf_counter() - begun
+        self._chunks.append((round(seconds, 4), sum(len(self._answers[row]["token_ids"]) for row in rows)))
+
+    async def _attempt(self, row: int) -> int:
+        async def ask() -> int:
+            answer = await generation.chat(self._api, self._prompts[row]["messages"], self._session.sampling, None)
+            self._answers[row] = _answer(row, answer)
+            return len(self._answers[row]["token_ids"])
+
+        try:
+            # A connection that the server closed while it waited for its turn is opened anew.
+            return await generation.with_retries(row, ask, self._engine)
+        except generation.RowRefused as error:
+            raise UserError(f"row {row} was refused while serving: {error}") from None
+
+    def result(self) -> dict:
+        """Seconds, tokens, tokens/s, counters, chunks, time per output token (ms) and every answer."""
+        seconds, tokens = (sum(each[i] for each in self._chunks) for i in (0, 1))
+        answers = [self._answers[row] for row in sorted(self._answers)]
+        return {
+            "seconds": round(seconds, 4),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 3),
+            "chunks": [list(each) for each in self._chunks],
+            "time_per_output_token_ms": speed.per_token(answers),
+            "counters": difference(self._counters(), self._before),
+            "answers": answers,
+        }
 
 
 def _answer(row: int, answer: dict) -> dict:
-    choice = answer["choices"][0]
-    metrics = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+    """What is kept of an answer; `time_per_output_token_ms` is without prefill, queue and HTTP, None for one token."""
+    choice, metrics = answer["choices"][0], answer.get("metrics") or {}
+    took = metrics.get("mean_itl_ms")
     return {
         "row": row,
         "prompt_token_ids": answer["prompt_token_ids"],
         "token_ids": choice["token_ids"],
         "finish_reason": choice["finish_reason"],
-        "per_step_accepted": metrics.get("per_step_accepted") or [],
+        "per_step_accepted": (metrics.get("speculative_decoding") or {}).get("per_step_accepted") or [],
+        "time_per_output_token_ms": None if took is None else round(took, 4),
     }
 
 
-def measure_all(
-    engine: Engine, prompts: Sequence[dict], sampling: dict, levels: Sequence[int], stall: int
+async def measure(
+    engines: Mapping[str, Engine], prompts: Sequence[dict], concurrency: int, session: Session
 ) -> dict[str, dict]:
-    """Measurements at each concurrency, after one unmeasured request that warms the engine up."""
-    rows = range(len(prompts))
+    """Each server answers each prompt once, `concurrency` together; the servers take turns chunk by chunk."""
+    found = {name: Contestant(engine, prompts, session) for name, engine in engines.items()}
+    reported = time.monotonic()
+    for number, rows in enumerate(speed.chunks(len(prompts), concurrency)):
+        for name in speed.turns(list(engines), number):
+            await asyncio.sleep(session.rest)
+            await found[name].serve(rows)
+        if time.monotonic() - reported > generation.REPORT_SECONDS:
+            reported = time.monotonic()
+            logger.info("%d of %d rows answered by each server", rows.stop, len(prompts))
+    return {name: contestant.result() for name, contestant in found.items()}
 
-    async def run() -> dict[str, dict]:
-        await measure(engine, rows[:1], prompts, sampling, 1, stall)
-        found = {}
-        for level in levels:
-            found[str(level)] = await measure(engine, rows, prompts, sampling, level, stall)
-            logger.info("concurrency %d: %.1f tokens/s", level, found[str(level)]["tokens_per_second"])
-        return found
 
-    return asyncio.run(run())
+def measure_all(
+    engines: Mapping[str, Engine], sets: Mapping[str, Sequence[dict]], levels: Sequence[int], session: Session
+) -> dict[str, dict]:
+    """Measurements as server -> set -> level, after one unmeasured request to each server that warms it up."""
+    found: dict[str, dict] = {name: {each: {} for each in sets} for name in engines}
+
+    async def run() -> None:
+        await measure(engines, next(iter(sets.values()))[:1], 1, session)
+        for chosen, prompts in sets.items():
+            for level in levels:
+                measured = await measure(engines, prompts, level, session)
+                for name, result in measured.items():
+                    found[name][chosen][str(level)] = result
+                speeds = ", ".join(f"{name} {each['tokens_per_second']:.1f}" for name, each in measured.items())
+                logger.info("%s, concurrency %d, tokens/s: %s", chosen, level, speeds)
+
+    asyncio.run(run())
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pilotfish import samples, training, transfer
+from pilotfish import algorithms, samples, transfer
 from pilotfish.shards import RowStates
 
 
@@ -37,13 +37,13 @@ def cut(sample: Mapping, states: RowStates, start: int, prompt_end: int, end: in
     return Excerpt(sample["row"], tokens, states.hidden_states[start : end - 1], prompt_end - start)
 
 
-def dataset(excerpts: Sequence[Excerpt], folder: Path) -> transfer.SampleDataset:
-    """The excerpts as training samples, written into `folder`; their rows must differ."""
+def dataset(excerpts: Sequence[Excerpt], spec: Mapping, folder: Path) -> transfer.SampleDataset:
+    """The excerpts as training samples of a drafter, written into `folder`; their rows must differ."""
     arrow = folder / "samples.arrow"
     samples.write((_sample(excerpt) for excerpt in excerpts), arrow)
     held = {each.row: RowStates(each.tokens_T[:-1], each.states_TLH) for each in excerpts}
     longest = sum(len(each.tokens_T) for each in excerpts)
-    return transfer.SampleDataset(arrow, transfer.HeldTransfer(held), longest, training.DTYPE)
+    return transfer.SampleDataset(arrow, transfer.HeldTransfer(held), longest, algorithms.of(spec))
 
 
 def _sample(excerpt: Excerpt) -> dict:

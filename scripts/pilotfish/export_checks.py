@@ -15,22 +15,36 @@ DTYPE = torch.bfloat16
 
 
 def schema(made: Constants) -> tensors.Schema:
-    """Every tensor of an export, none besides: as speculators writes an EAGLE-3 drafter of one layer.
+    """Every tensor of an export, none besides, as speculators writes a drafter of these constants.
 
-    The width of the MLP is free, the same in all three of its projections.
+    The width of the MLP is free, the same in all three of its projections. DFlash takes its embedding, and with the
+    whole vocabulary its head, from the target.
     """
     hidden, query, keys = made.hidden_size, made.heads * made.head_dim, made.kv_heads * made.head_dim
-    shapes: dict[str, tuple[int | str, ...]] = {
-        **dict.fromkeys(replay.NORMS, (hidden,)),
-        **dict(zip(replay.PROJECTIONS, ((query, 2 * hidden), *2 * [(keys, 2 * hidden)], (hidden, query)), strict=True)),
-        **dict(zip(replay.MLP, (*2 * [("width", hidden)], (hidden, "width")), strict=True)),
-        "embed_tokens": (made.target_vocab_size, hidden),
+    mapped, of_layer = made.draft_vocab_size != made.target_vocab_size, {}
+    ends: dict[str, tuple[int | str, ...]] = {
+        "norm": (hidden,),
         "fc": (hidden, len(made.capture_layers) * hidden),
         "lm_head": (made.draft_vocab_size, hidden),
     }
-    wanted = {f"{name}.weight": tensors.Tensor(DTYPE, shape) for name, shape in shapes.items()}
-    assert wanted.keys() == replay.WEIGHTS
-    if made.draft_vocab_size != made.target_vocab_size:
+    if made.algorithm == "dflash":
+        inputs, ends["hidden_norm"] = hidden, (hidden,)
+        of_layer |= {"self_attn.q_norm": (made.head_dim,), "self_attn.k_norm": (made.head_dim,)}
+        if not mapped:
+            del ends["lm_head"]
+    else:
+        inputs, ends["embed_tokens"] = 2 * hidden, (made.target_vocab_size, hidden)
+        of_layer["hidden_norm"] = (hidden,)
+    of_layer |= {
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (hidden,)),
+        **{f"self_attn.{name}_proj": (rows, inputs) for name, rows in (("q", query), ("k", keys), ("v", keys))},
+        "self_attn.o_proj": (hidden, query),
+        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), ("width", hidden)),
+        "mlp.down_proj": (hidden, "width"),
+    }
+    layers = {f"layers.{n}.{name}": shape for n in range(made.draft_layers) for name, shape in of_layer.items()}
+    wanted = {f"{name}.weight": tensors.Tensor(DTYPE, shape) for name, shape in (ends | layers).items()}
+    if mapped:
         wanted["d2t"] = tensors.Tensor(torch.int64, (made.draft_vocab_size,), low=0)
         wanted["t2d"] = tensors.Tensor(torch.bool, (made.target_vocab_size,))
     return wanted
@@ -76,13 +90,15 @@ def config_faults(config: dict, served: Constants, trained: Constants, spec: dic
 
 
 @torch.no_grad()
-def drafting_faults(folder: Path, checkpoint: Path, tokens_T: torch.Tensor, states_TLH: torch.Tensor) -> Iterator[str]:
+def drafting_faults(
+    folder: Path, checkpoint: Path, target: Path, tokens_T: torch.Tensor, states_TLH: torch.Tensor
+) -> Iterator[str]:
     """Whether an export, read back, drafts from stored states what its checkpoint does, logits to the last bit.
 
     `tokens_T` are a row's first tokens, `states_TLH` their states at the conditioning layers.
     """
     (ours, drafts), (theirs, _) = (
-        replay.first_drafts(replay.Eagle3Drafter(each), tokens_T, states_TLH) for each in (folder, checkpoint)
+        replay.open_drafter(each, target).first_drafts(tokens_T, states_TLH) for each in (folder, checkpoint)
     )
     if not bit_equal(ours, theirs):
         slot = int((ours != theirs).any(1).nonzero()[0])

@@ -5,7 +5,7 @@ import fcntl
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,6 @@ def lease(count: int) -> Iterator[list[str]]:
     folder.mkdir(mode=0o700, exist_ok=True)
     uuids = _uuids()
     held: dict[str, int] = {}
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         for name in visible:
             if len(held) == count:
@@ -66,12 +65,31 @@ def lease(count: int) -> Iterator[list[str]]:
                 f"{count} GPU(s) asked for, {len(held)} of {len(visible)} free: another job holds the rest; "
                 "let Snakemake schedule both jobs (`resources: gpu` in one profile), or wait for it"
             )
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(held)
-        yield list(held)
+        with show(list(held)):
+            yield list(held)
+    finally:
+        for handle in held.values():
+            os.close(handle)
+
+
+@contextmanager
+def show(names: Sequence[str]) -> Iterator[None]:
+    """Let processes that start meanwhile see only these GPUs, of those that are held; none changes nothing."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    try:
+        yield
     finally:
         if before is None:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-        for handle in held.values():
-            os.close(handle)
+
+
+def shares(held: Sequence[str], count: int) -> list[list[str]]:
+    """The GPUs of a lease divided evenly among `count` engines; UserError if they cannot be."""
+    each, rest = divmod(len(held), count)
+    if rest:
+        raise UserError(f"{len(held)} GPU(s) cannot be divided among {count} engines; ask for a multiple of {count}")
+    return [list(held[start * each : (start + 1) * each]) for start in range(count)]

@@ -106,5 +106,4 @@ class Journal:
 
     def write_index(self) -> None:
         """Write `captured/index.json` over the finished shards."""
-        entries = [{key: entry[key] for key in entry if key != "layers"} for entry in self.shards.values()]
-        shards.write_index(self.captured, self.layers, entries)
+        shards.write_index(self.captured, self.layers, list(self.shards.values()))

@@ -131,14 +131,17 @@ class Place(NamedTuple):
 
 
 class Comparison:
-    """Compares a run's prompts, one by one: first those of each evaluation set, then those to train on.
+    """Compares a run's prompts, one by one: first those to evaluate on, then those to train on.
 
+    Both sides were split from the file of prompts.path, unless `setting` names the evaluation set that has a source
+    of its own: then ids and conversations of the two sides have nothing to do with each other, only texts have.
     Holds no text of the training prompts, but about 3 KB for each: its place under its id, conversation and
     text, and its sketch.
     """
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, object], Place] = {}
+    def __init__(self, setting: str | None = None) -> None:
+        self._setting = setting
+        self._seen: dict[tuple[object, ...], Place] = {}
         self._evaluated: list[Place] = []
         self._evaluation, self._near = EvaluationPrompts(), NearDuplicates()
         self._faults, self._shown = 0, []
@@ -146,10 +149,11 @@ class Comparison:
         self._jaccard = self._contained = 0.0  # the largest found
 
     def add_evaluation(self, path: Path, row: int, prompt: dict) -> None:
-        """Take in a prompt of an evaluation set; it may resemble those of other sets."""
+        """Take in a prompt to evaluate on."""
         place = Place(path, row, prompt["id"])
-        self._note(place, self._repeated(place, prompt, within=True))
-        self._seen.setdefault(("conversation", _digest(prompts.conversation_key(prompt))), place)
+        self._note(place, self._repeated(place, prompt))
+        if self._setting is None:
+            self._seen.setdefault(("conversation", _digest(prompts.conversation_key(prompt))), place)
         self._evaluation.add(prompts.user_text(prompt))
         self._evaluated.append(place)
 
@@ -160,9 +164,7 @@ class Comparison:
         conversation = self._seen.setdefault(("conversation", _digest(prompts.conversation_key(prompt))), place)
         self._note(
             place,
-            self._parted(place, conversation)
-            or self._repeated(place, prompt, within=False)
-            or self._contaminated(text),
+            self._parted(place, conversation) or self._repeated(place, prompt) or self._contaminated(place, text),
         )
         if conversation is place and (first := self._near.earlier(row, text)) is not None:
             self._nearly[first] += 1
@@ -196,14 +198,22 @@ class Comparison:
             if len(self._shown) < SHOWN:
                 self._shown.append(f"{place} {fault}")
 
-    def _repeated(self, place: Place, prompt: dict, within: bool) -> str | None:
-        """Whether a prompt has the id or text of an earlier one, `within` its own file or in any."""
-        keys = (("id", prompt["id"], "has the id"), ("text", _fingerprint(prompt), "repeats the text"))
-        for kind, key, says in keys:
-            other = self._seen.setdefault((kind, key), place)
-            if other is not place and (other.path == place.path or not within):
-                return f"{says} of {other}; remove one of the two from the file of prompts.path"
+    def _repeated(self, place: Place, prompt: dict) -> str | None:
+        """Whether a prompt has the id or text of an earlier one."""
+        source = place.path if self._setting else None
+        keys = ((("id", source, prompt["id"]), "has the id"), (("text", _fingerprint(prompt)), "repeats the text"))
+        for key, says in keys:
+            other = self._seen.setdefault(key, place)
+            if other is not place:
+                return f"{says} of {other}; {self._cure(place, other)}"
         return None
+
+    def _cure(self, place: Place, other: Place) -> str:
+        """What to remove from which source, where a prompt says what an earlier one says."""
+        if self._setting and place.path != other.path:
+            return "remove the former from the file of prompts.path"
+        source = f"{self._setting}.source" if self._setting and not self._trained else "the file of prompts.path"
+        return f"remove one of the two from {source}"
 
     def _parted(self, place: Place, first: Place) -> str | None:
         if first.path == place.path:
@@ -213,20 +223,21 @@ class Comparison:
             "files and run again to split them anew"
         )
 
-    def _contaminated(self, text: str) -> str | None:
+    def _contaminated(self, place: Place, text: str) -> str | None:
         """Whether a training text is nearly an evaluation prompt, or contains much of one."""
         nearest, quoted = self._evaluation.nearest(text), self._evaluation.most_contained(text)
         self._jaccard = max(self._jaccard, nearest.share)
         self._contained = max(self._contained, quoted.share)
         if nearest.share >= NEAR:
-            place = self._evaluated[nearest.number]
-            found = f"nearly repeats {place}: {nearest.share:.0%} of their runs of {SHINGLE} words are the same"
+            other = self._evaluated[nearest.number]
+            found = f"nearly repeats {other}: {nearest.share:.0%} of their runs of {SHINGLE} words are the same"
         elif quoted.share >= CONTAINED:
-            place = self._evaluated[quoted.number]
-            found = f"quotes {place}: {quoted.share:.0%} of its runs of words are there"
+            other = self._evaluated[quoted.number]
+            found = f"quotes {other}: {quoted.share:.0%} of its runs of words are there"
         else:
             return None
-        return f"{found}; remove one of the two from the file of prompts.path, or give both the same `conversation`"
+        together = "" if self._setting else ", or give both the same `conversation`"
+        return f"{found}; {self._cure(place, other)}{together}"
 
 
 def _digest(text: str) -> bytes:

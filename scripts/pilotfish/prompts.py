@@ -2,6 +2,7 @@
 """Prompts: reading them from any JSONL, and the seeded split by conversation."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from pilotfish import files
@@ -9,7 +10,7 @@ from pilotfish.errors import UserError
 
 ROLES = ("system", "user", "assistant")
 BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
-CURE = '; each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
+CURE = 'each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
 
 
 def fault(prompt: dict) -> str | None:
@@ -31,32 +32,38 @@ def fault(prompt: dict) -> str | None:
 
 
 def read(path: Path, max_model_len: int) -> list[dict]:
-    """All prompts of a file as `id` (text), `messages` and, where given, `conversation`.
+    """All prompts of a file, as `checked` gives them; places in errors are the file and line."""
+    rows = ((f"{path}, line {number}", row) for number, row in enumerate(files.iterate_jsonl(path), 1))
+    found = checked(rows, max_model_len, CURE)
+    if not found:
+        raise UserError(f"{path}: no prompts in it; {CURE}")
+    return found
 
-    `max_model_len` is in tokens. Raises UserError naming the file and line for the first broken line, bad
-    shape, repeated id, or prompt that is far too long.
+
+def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str) -> list[dict]:
+    """Prompts as `id` (text), `messages` and, where given, `conversation`, out of pairs of place and row.
+
+    `max_model_len` is in tokens. Raises UserError naming the place of the first bad shape (with the `cure`),
+    repeated id, or prompt that is far too long.
     """
     prompts, seen = [], {}
-    for number, row in enumerate(files.iterate_jsonl(path), 1):
-        wrong = fault(row)
-        if wrong:
-            raise UserError(f"{path}, line {number}: {wrong}{CURE}")
+    for place, row in rows:
+        if wrong := fault(row):
+            raise UserError(f"{place}: {wrong}; {cure}")
         identifier = str(row["id"])
         if identifier in seen:
-            raise UserError(f"{path}, line {number}: id {identifier!r} was used on line {seen[identifier]}")
+            raise UserError(f"{place}: id {identifier!r} was used before, by {seen[identifier]}")
         size = sum(len(message["content"].encode("utf-8")) for message in row["messages"])
         if size > BYTES_PER_TOKEN * max_model_len:
             raise UserError(
-                f"{path}, line {number}: {size:,} bytes of text are too many for engine.max_model_len = "
+                f"{place}: {size:,} bytes of text are too many for engine.max_model_len = "
                 f"{max_model_len} tokens; shorten or remove the prompt, or raise the setting"
             )
-        seen[identifier] = number
+        seen[identifier] = place
         prompt = {"id": identifier, "messages": row["messages"]}
         if row.get("conversation") is not None:
             prompt["conversation"] = str(row["conversation"])
         prompts.append(prompt)
-    if not prompts:
-        raise UserError(f"{path}: no prompts in it{CURE}")
     return prompts
 
 
@@ -72,6 +79,11 @@ def conversation_key(prompt: dict) -> str:
     return "text:" + next(m["content"] for m in prompt["messages"] if m["role"] == "user")
 
 
+def shuffled(keys: Iterable[str], seed: int) -> list[str]:
+    """The keys in an order that only they and the seed decide, on any machine."""
+    return sorted(keys, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
+
+
 def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str, list[dict]]:
     """Split by conversation into `heldout` and `train`, in an order that only seed and content decide.
 
@@ -81,10 +93,9 @@ def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str,
     groups: dict[str, list[dict]] = {}
     for prompt in prompts:
         groups.setdefault(conversation_key(prompt), []).append(prompt)
-    order = sorted(groups, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
     chosen: dict[str, list[dict]] = {"heldout": [], "train": []}
     wanted = {"heldout": heldout, "train": train}
-    for key in order:
+    for key in shuffled(groups, seed):
         for name, rows in chosen.items():
             if len(rows) < wanted[name]:
                 rows.extend(groups[key][: wanted[name] - len(rows)])

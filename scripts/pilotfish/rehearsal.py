@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import torch
 
-from pilotfish import excerpts, heads, shards, training
+from pilotfish import algorithms, excerpts, heads, shards, training
+from pilotfish.device import DTYPE
+from pilotfish.device import device as on_device
 from pilotfish.engine import SERVED_NAME, Engine
 from pilotfish.errors import UserError
 from pilotfish.excerpts import Excerpt
@@ -83,25 +85,25 @@ def _widest(margins_N: torch.Tensor, length: int) -> tuple[float, int]:
 
 
 def memorise(model: torch.nn.Module, excerpt: Excerpt, spec: dict, folder: Path) -> list[dict]:
-    """Train on one excerpt until every step is right on every slot; returns loss and accuracy of each step.
+    """Train on one excerpt until every drafted token is right from every start; returns loss and accuracy by step.
 
     Samples, collation, forward, loss and autocast are those of the real training; optimizer and learning
-    rate are not. `spec` holds the loss and its steps; `folder` takes the sample.
+    rate are not. `spec` is the drafter's; `folder` takes the sample.
     """
-    data = excerpts.dataset([excerpt], folder)
-    (batch,) = training.loader(data, excerpt.slots + 1, seed=0)
-    device = training.device()
+    algorithm, tokens = algorithms.of(spec), len(excerpt.tokens_T)
+    spec = everywhere(spec, tokens)
+    (batch,) = training.loader(excerpts.dataset([excerpt], spec, folder), spec, tokens, seed=0)
+    device = on_device()
     batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    supervised, (arguments, _) = int(batch["loss_mask"].sum()), training.loss_arguments(spec)
+    arguments = algorithm.call_arguments(spec)
     model.to(device).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
     log: list[dict] = []
     while len(log) < STEPS and not (len(log) >= SURE and all(min(row["accuracy"]) == 1 for row in log[-SURE:])):
-        with torch.autocast(device.type, dtype=training.DTYPE):
+        with torch.autocast(device.type, dtype=DTYPE):
             _, loss, metrics = model(**batch, **arguments)
-        # A start right before the response has later steps in it, and counts as wrong there.
-        shares = [float(metrics[f"full_acc_{s}_sum"] / (supervised - s)) for s in range(spec["ttt_steps"])]
+        shares = algorithm.accuracy(metrics, batch, spec)
         log.append({"loss": round(loss.item(), 6), "accuracy": [round(share, 6) for share in shares]})
         optimizer.zero_grad()
         loss.backward()
@@ -109,6 +111,11 @@ def memorise(model: torch.nn.Module, excerpt: Excerpt, spec: dict, folder: Path)
         optimizer.step()
     logger.info("%d steps: loss %.4f, accuracy by step %s", len(log), log[-1]["loss"], log[-1]["accuracy"])
     return log
+
+
+def everywhere(spec: dict, tokens: int) -> dict:
+    """The spec of a drafter that is trained at every place of so many tokens, without noise, whatever it is else."""
+    return {**spec, "anchors": tokens, "noise": 0.0}
 
 
 def ask(server: Engine, excerpt: Excerpt, patience: int) -> dict:

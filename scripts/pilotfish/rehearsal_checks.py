@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pilotfish import agreement, constants, files, replay, rounds
+from pilotfish.drafting import ReplayRow
 from pilotfish.errors import UserError
 from pilotfish.excerpts import Excerpt, cut
 from pilotfish.rehearsal import FULL_ROUNDS
@@ -35,7 +36,7 @@ def learning_faults(served: dict) -> Iterator[str]:
         )
 
 
-def round_faults(served: dict, excerpt: Excerpt, folder: Path, k: int) -> Iterator[str]:
+def round_faults(served: dict, excerpt: Excerpt, folder: Path, target: Path, k: int) -> Iterator[str]:
     """Whether the engine accepted full blocks all along, round by round as the replay of the same export does."""
     shared = agreement.common_prefix(served["token_ids"], excerpt.response)
     theirs = rounds.within(rounds.rounds_of(served["per_step_accepted"]), shared)
@@ -51,8 +52,8 @@ def round_faults(served: dict, excerpt: Excerpt, folder: Path, k: int) -> Iterat
                 f"token {each.start}): the block is not full"
             )
             break
-    row = replay.ReplayRow(excerpt.tokens_T, excerpt.states_TLH[:, :-1], excerpt.prompt_length, len(excerpt.response))
-    (table,) = replay.acceptance_table(replay.Eagle3Drafter(folder), [row], k)
+    row = ReplayRow(excerpt.tokens_T, excerpt.states_TLH[:, :-1], excerpt.prompt_length, len(excerpt.response))
+    (table,) = replay.acceptance_table(replay.open_drafter(folder, target), [row], k)
     ours = rounds.within(rounds.walk(table, row.n_stored), shared)
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:

@@ -4,77 +4,100 @@
 import json
 from pathlib import Path
 
-from pilotfish import costs, files
+from pilotfish import comparison, costs, files
 from pilotfish.markdown import table
 
 
-def compose(results: Path, benchmarks: Path, run: str, drafters: dict[str, dict]) -> str:
-    """The whole report; `drafters` gives each drafter's draft vocabulary size and speculative tokens."""
-    found = {name: Drafter(results, name, **facts) for name, facts in drafters.items()}
-    lines = [f"# Pilotfish run `{run}`", "", *_summary(results, found), ""]
-    for name, drafter in found.items():
+def compose(results: Path, benchmarks: Path, run: str, evaluated: dict[str, dict], sets: list[str]) -> str:
+    """The whole report; `evaluated` gives, by name, each drafter's and reference's facts (see `Evaluated`)."""
+    found = {
+        name: (Reference if facts["kind"] == "reference" else Drafter)(results, name, sets, facts)
+        for name, facts in evaluated.items()
+    }
+    drafters = {name: each for name, each in found.items() if isinstance(each, Drafter)}
+    lines = [f"# Pilotfish run `{run}`", "", *comparison.tables(list(found.values()), sets), ""]
+    lines += ["## Data and drafters", "", *_summary(results, drafters, sets), ""]
+    for name, drafter in drafters.items():
         lines += [f"## Training of `{name}`", "", *drafter.training(), ""]
-        lines += [f"## Serving with `{name}`", "", *drafter.serving(), ""]
+    for name, each in found.items():
+        lines += [f"## Serving with `{name}`", "", *_serving(each), ""]
     lines += ["## Cost of each stage", "", *costs.stages(results, benchmarks), ""]
     lines += ["## Gates", "", *costs.gates(results, benchmarks), ""]
     lines += ["## Serve it", "", *_serve_lines(results, found)]
     return "\n".join(lines) + "\n"
 
 
-class Drafter:
-    """What a run knows of one drafter."""
+class Evaluated:
+    """What a run knows of a drafter or a reference: `facts` has its `kind`, `algorithm`, `speculative_tokens`."""
 
-    def __init__(self, results: Path, name: str, size: int, speculative_tokens: int):
-        self.name, self.k = name, speculative_tokens
-        self.vocabulary = _statistics(results / "vocabulary" / str(size) / "manifest.json")
+    def __init__(self, results: Path, name: str, sets: list[str], facts: dict):
+        self.name, self.k, self.algorithm = name, facts["speculative_tokens"], facts["algorithm"]
+        self.folder = results / ("references" if facts["kind"] == "reference" else "export") / name
+        folder = results / "evaluation" / name
+        self.replays = {each: files.read_json(folder / each / "replay.json") for each in sets}
+        self.sets = _statistics(folder / "manifest.json")["sets"]
+
+
+class Reference(Evaluated):
+    """A published drafter, which was not trained here."""
+
+
+class Drafter(Evaluated):
+    """A drafter of this run; `facts` has its vocabulary map's `size` too."""
+
+    def __init__(self, results: Path, name: str, sets: list[str], facts: dict):
+        super().__init__(results, name, sets, facts)
+        self.vocabulary = _statistics(results / "vocabulary" / facts["size"] / "manifest.json")
         self.training_facts = _statistics(results / "drafters" / name / "manifest.json")
         self.rehearsal = _statistics(results / "drafters" / name / "rehearsal" / "manifest.json")
-        self.replay = files.read_json(results / "evaluation" / name / "replay.json")["summary"]
-        self.levels = _statistics(results / "evaluation" / name / "manifest.json")
         self.log = files.read_jsonl(results / "drafters" / name / "checkpoint" / "training_log.jsonl")
 
     def training(self) -> list[str]:
-        """Loss and accuracy by training-time test step, at the end of training and held out."""
+        """Loss, accuracy by drafted token and replay tau: held out after each epoch, and at the end of training."""
         steps = [row for row in self.log if row["kind"] == "train"]
         tail = steps[-max(1, len(steps) // 10) :]
+        taus = {row["epoch"]: f"{row['tau']:.3f}" for row in self.log if row["kind"] == "replay"}
         rows = [
-            _training_row(f"held out, epoch {row['epoch'] + 1}", [row]) for row in self.log if row["kind"] == "heldout"
+            _training_row(f"held out, epoch {row['epoch'] + 1}", [row], taus.get(row["epoch"], ""))
+            for row in self.log
+            if row["kind"] == "heldout"
         ]
-        rows += [_training_row("training, last tenth", tail)]
-        ttt = _ttt_steps(steps[0])
-        header = ["", *(f"loss {i + 1}" for i in range(ttt)), *(f"accuracy {i + 1}" for i in range(ttt))]
+        rows += [_training_row("training, last tenth", tail, "")]
+        places = range(1, _drafted(steps[0]) + 1)
         note = (
-            f"{len(steps)} steps. Accuracy at step i: share of positions where this and all earlier drafted "
-            "tokens are the target's first choice within the draft vocabulary, so it is a little optimistic; "
-            "replay and serving are not."
+            f"{len(steps)} steps. Accuracy i: share of starts where drafted token i and all before it are "
+            f"{ACCURACY_OF[self.algorithm]}. Replay tau: of {_replayed_rows(self.log)} held-out rows."
         )
-        return [*table(header, rows), "", note]
+        return [*table(["", "loss", *(f"accuracy {i}" for i in places), "replay tau"], rows), "", note]
 
-    def serving(self) -> list[str]:
-        """One row a concurrency: speed, tau, joint rates, identity of greedy outputs, parity with replay."""
-        joint = [f"joint {i + 1}" for i in range(self.k)]
-        header = ["concurrency", "baseline tok/s", "drafter tok/s", "speed-up", "tau", *joint, "rounds"]
-        rows = [
-            [
-                level, f"{x['baseline_tokens_per_second']:.1f}", f"{x['tokens_per_second']:.1f}",
-                f"{x['speedup']:.2f}x", _tau(x["summary"]), *_rates(x["summary"]["joint"]),
-                x["summary"]["rounds"],
-            ]
-            for level, x in self.levels.items()
-        ]  # fmt: skip
-        interval = "{:.2f} to {:.2f}".format(*self.replay["tau_micro_interval_95"])
-        lines = table(header, rows)
-        lines += [
-            "",
-            f"Replay of all {self.replay['rows']} held-out responses: tau {_tau(self.replay)} "
-            f"(95% interval {interval}), joint {' '.join(_rates(self.replay['joint']))}, "
-            f"{self.replay['rounds']} rounds.",
-            "",
-        ]
-        for level, x in self.levels.items():
-            lines += [f"- Concurrency {level}: {_identity(x)} {_parity(x['parity'])}"]
-        lines += ["", "tau is 1 + accepted / rounds (`tau_micro_incl_bonus`), greedy."]
-        return lines
+
+ACCURACY_OF = {
+    "eagle3": "the target's first choice within the draft vocabulary, which is a little optimistic",
+    "dflash": "the data's",
+}
+
+
+def _replayed_rows(log: list[dict]) -> int:
+    return max((int(row["rows"]) for row in log if row["kind"] == "replay"), default=0)
+
+
+def _serving(each: Evaluated) -> list[str]:
+    """One row a set and concurrency: speed, tau, joint rates, latencies; then identity and parity."""
+    joint = [f"joint {i + 1}" for i in range(each.k)]
+    header = ["set, concurrency", "baseline tok/s", "drafter tok/s", "ms/token p50", "p99", "tau", *joint, "rounds"]
+    rows, lines = [], []
+    for name, levels in each.sets.items():
+        for level, x in levels.items():
+            times = x["time_per_output_token_ms"]
+            rows.append(
+                [
+                    f"{name}, {level}", f"{x['baseline_tokens_per_second']:.1f}", f"{x['tokens_per_second']:.1f}",
+                    *(f"{times[key]:.1f}" for key in ("p50", "p99")), _tau(x["summary"]),
+                    *_rates(x["summary"]["joint"]), x["summary"]["rounds"],
+                ]
+            )  # fmt: skip
+            lines.append(f"- {name}, concurrency {level}: {_identity(x)} {_parity(x['parity'])}")
+    return [*table(header, rows), "", *lines]
 
 
 def _identity(level: dict) -> str:
@@ -109,16 +132,15 @@ def _parity(parity: dict) -> str:
     )
 
 
-def _training_row(name: str, rows: list[dict]) -> list[str]:
+def _training_row(name: str, rows: list[dict], tau: str) -> list[str]:
     def mean(key: str) -> str:
         return f"{sum(row[key] for row in rows) / len(rows):.3f}"
 
-    ttt = _ttt_steps(rows[0])
-    return [name, *(mean(f"loss_{i}") for i in range(ttt)), *(mean(f"full_acc_{i}") for i in range(ttt))]
+    return [name, mean("loss"), *(mean(f"full_acc_{i}") for i in range(_drafted(rows[0]))), tau]
 
 
-def _ttt_steps(row: dict) -> int:
-    """Training-time test steps that a row of the training log tells of."""
+def _drafted(row: dict) -> int:
+    """Places in a draft that a row of the training log tells of."""
     return sum(key.startswith("full_acc_") for key in row)
 
 
@@ -134,17 +156,18 @@ def _rates(rates: list[float]) -> list[str]:
     return [f"{rate:.3f}" for rate in rates]
 
 
-def _summary(results: Path, drafters: dict[str, Drafter]) -> list[str]:
+def _summary(results: Path, drafters: dict[str, Drafter], sets: list[str]) -> list[str]:
     target = _statistics(results / "target" / "manifest.json")
     rows: list[list[object]] = [["target", f"{target['source']} ({target['architecture']})"]]
-    for split in ("train", "heldout"):
+    for split in ("train", *sets):
         data = _statistics(results / "responses" / split / "manifest.json")
-        name = {"train": "training", "heldout": "held-out"}[split]
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(data["finish_reasons"].items()))
-        rows.append([f"{name} rows", f"{data['ok']} answered, {data['failed']} refused ({ends})"])
-        rows.append([f"{name} answers", _answers(data)])
+        rows.append([f"{split}: rows", f"{data['ok']} answered, {data['failed']} refused ({ends})"])
+        rows.append([f"{split}: answers", _answers(data)])
         thought = f" ({data['reasoning_tokens']} of them reasoning)" if data["reasoning_tokens"] else ""
-        rows.append([f"{name} tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response{thought}"])
+        rows.append(
+            [f"{split}: tokens", f"{data['prompt_tokens']} prompt, {data['response_tokens']} response{thought}"]
+        )
     states = _statistics(results / "hidden_states" / "train" / "manifest.json")
     rows.append(["capture layers, h(k)", " ".join(map(str, states["capture_layers"]))])
     rows.append(["layers against transformers", _layers(states["recomputed"])])
@@ -194,36 +217,25 @@ def _rehearsal(drafter: Drafter) -> str:
 
 
 def _drafter_summary(drafter: Drafter) -> list[tuple[str, str]]:
-    vocabulary = drafter.vocabulary
-    last = drafter.training_facts["heldout"][-1]
-    gate = drafter.training_facts["acceptance"]
-    accuracy = [last[f"full_acc_{step}"] for step in range(_ttt_steps(last))]
-    rows = [
-        ("draft vocabulary", _coverage(vocabulary, drafter.k)),
-        ("held-out loss, accuracy by step", f"{last['loss']:.3f}, {' '.join(_rates(accuracy))}"),
+    last, gate = drafter.training_facts["heldout"][-1], drafter.training_facts["acceptance"]
+    accuracy = [last[f"full_acc_{place}"] for place in range(_drafted(last))]
+    return [
+        ("parameters", f"{drafter.training_facts['parameters'] / 1e6:.1f} M"),
+        ("draft vocabulary", _coverage(drafter.vocabulary, drafter.k)),
         ("rehearsal", _rehearsal(drafter)),
+        ("held-out loss, accuracy by drafted token", f"{last['loss']:.3f}, {' '.join(_rates(accuracy))}"),
         (
-            "replay tau",
-            f"{_tau(drafter.replay)} (on {gate['rows']} of the rows {gate['tau_replay']:.3f}, where the most frequent "
-            f"continuations give {gate['tau_most_frequent']:.3f})",
+            "replay tau at the gate",
+            f"{gate['tau_replay']:.3f} on {gate['rows']} held-out rows, where the most frequent continuations give "
+            f"{gate['tau_most_frequent']:.3f}",
         ),
     ]
-    for level, x in drafter.levels.items():
-        rows.append(
-            (
-                f"served at concurrency {level}",
-                f"tau {_tau(x['summary'])} (joint {' '.join(_rates(x['summary']['joint']))}), "
-                f"{x['baseline_tokens_per_second']:.1f} -> {x['tokens_per_second']:.1f} tokens/s = "
-                f"{x['speedup']:.2f}x, {x['identical_to_baseline']} of {x['prompts']} outputs identical",
-            )
-        )
-    return rows
 
 
-def _serve_lines(results: Path, drafters: dict[str, Drafter]) -> list[str]:
+def _serve_lines(results: Path, found: dict[str, Evaluated]) -> list[str]:
     lines = ["From the repository's folder:", "", "```sh"]
-    for name, drafter in drafters.items():
-        speculative = {"model": f"{results}/export/{name}", "num_speculative_tokens": drafter.k}
+    for each in found.values():
+        speculative = {"model": str(each.folder), "num_speculative_tokens": each.k}
         lines += [f"vllm serve {results}/target/model --speculative-config '{json.dumps(speculative)}'"]
     lines += [
         "```",

@@ -3,19 +3,17 @@
 
 import difflib
 import json
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from pilotfish.drafter_settings import DrafterSettings, ReferenceSettings
 from pilotfish.errors import UserError
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"  # becomes a folder name and a wildcard
-Name = Annotated[str, Field(pattern=NAME)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+from pilotfish.evaluation_sets import HUB, HUMAN_EVAL
+from pilotfish.strict import Name, Strict
 
 
 class TargetSettings(Strict):
@@ -43,7 +41,7 @@ class PromptSettings(Strict):
 
     path: str = Field(description="JSONL file, one object a line with `id` and `messages`")
     train: int = Field(gt=0, description="rows to train on")
-    heldout: int = Field(gt=0, description="rows never trained on; evaluation uses these")
+    heldout: int = Field(gt=0, description="rows never trained on, the evaluation set `heldout`")
     max_near_duplicates: float = Field(
         0.1, ge=0, le=1, description="share of the rows to train on that may nearly repeat another before it fails"
     )
@@ -70,46 +68,94 @@ class ResponseSettings(Strict):
     )
 
 
-class Eagle3Settings(Strict):
-    """An EAGLE-3 drafter: one decoder layer over three of the target's hidden states."""
+HELDOUT = "heldout"  # the evaluation set that is split off the training prompts
+COMMIT = "[0-9a-f]{40}"
 
-    algorithm: Literal["eagle3"]
-    draft_vocab_size: int = Field(gt=0, description="tokens the drafter can propose, the most frequent ones")
-    capture_layers: tuple[int, int, int] | None = Field(
-        None, description="three h(k) layer numbers; none means {2, L//2, L-3}"
+
+class EvaluationSet(Strict):
+    """Prompts to evaluate on; each set is answered, captured and checked as the training prompts are."""
+
+    source: str | None = Field(
+        None,
+        description="`package:human-eval`, a JSONL file, or `hub:ORG/NAME` for a Hugging Face dataset; "
+        "`heldout` has none",
     )
-    speculative_tokens: int = Field(3, gt=0, le=16, description="tokens drafted per round, k")
-    ttt_steps: int = Field(3, gt=0, le=16, description="training-time test steps")
-    ttt_step_loss_decay: float = Field(1.0, gt=0, le=1, description="loss weight of step s is this to the s")
-    loss: Literal["kl_div", "ce"] = Field("kl_div", description="against the target's distribution")
-    epochs: int = Field(gt=0, description="passes over the training samples")
-    learning_rate: float = Field(gt=0, description="peak of the cosine schedule")
-    warmup_ratio: float = Field(0.03, ge=0, lt=1, description="share of steps that warm up")
-    weight_decay: float = Field(0.01, ge=0, description="of AdamW")
-    pack_length: int = Field(gt=1, description="tokens per training step; no sample may be longer")
+    prompts: int = Field(
+        gt=0, description="prompts of the set; of `heldout` those that are served, at most `prompts.heldout`"
+    )
+    field: str | None = Field(
+        None, description="field of each row with the prompt's text or messages; none means `id` and `messages`"
+    )
+    split: str | None = Field(None, description="of a hub dataset, e.g. `test`; its first rows are taken")
+    config: str | None = Field(None, description="of a hub dataset that has several, its configuration's name")
+    revision: str | None = Field(
+        None, description="of a hub dataset: its commit, 40 hex digits, since branches and tags move"
+    )
+
+    @property
+    def file(self) -> str | None:
+        """The JSONL that the set is read from, if it is."""
+        source = self.source
+        return source if source and source != HUMAN_EVAL and not source.startswith(HUB) else None
 
     @model_validator(mode="after")
-    def _steps_cover_drafting(self) -> "Eagle3Settings":
-        if self.ttt_steps < self.speculative_tokens:
-            raise ValueError(
-                f"ttt_steps ({self.ttt_steps}) is below speculative_tokens ({self.speculative_tokens}): "
-                "the last drafted tokens would never have been trained; raise ttt_steps"
-            )
+    def _options_of_the_source(self) -> "EvaluationSet":
+        source = self.source or ""
+        if source.startswith("package:") and source != HUMAN_EVAL:
+            raise ValueError(f"source {source!r} is not known; the one package is `{HUMAN_EVAL}`")
+        if source.startswith(HUB) and not re.fullmatch(r"[\w.-]+/[\w.-]+", source.removeprefix(HUB)):
+            raise ValueError(f"source {source!r} is no dataset's id; write `{HUB}ORG/NAME`")
+        needed = {"field", "split", "revision"} if source.startswith(HUB) else set()
+        welcome = needed | {"config"} if needed else {"field"} if self.file else set()
+        for name in ("field", "split", "revision", "config"):
+            given = getattr(self, name) is not None
+            if given and name not in welcome:
+                raise ValueError(f"`{name}` is not used {f'with source {source!r}' if source else 'here'}; remove it")
+            if not given and name in needed:
+                raise ValueError(f"`{name}` is missing; a hub dataset needs it ({_described(name)})")
+        if self.revision and not re.fullmatch(COMMIT, self.revision):
+            raise ValueError(f"revision {self.revision!r} may move; give the commit, 40 hex digits")
         return self
 
 
-# A union discriminated by `algorithm:` as soon as there is a second one.
-DrafterSettings = Eagle3Settings
+def _described(name: str) -> str:
+    return str(EvaluationSet.model_fields[name].description)
 
 
 class EvaluationSettings(Strict):
-    """What is measured in a running engine, with and without each drafter."""
+    """What is measured, by replay and in a running engine, with and without each drafter."""
 
-    prompts: int = Field(gt=0, description="held-out conversations served, at most `prompts.heldout`")
+    sets: dict[Name, EvaluationSet] = Field(description="evaluation sets by name; `heldout` is always among them")
     max_tokens: int = Field(gt=1, description="tokens per served answer, at most `responses.max_tokens`")
     concurrency: list[Annotated[int, Field(gt=0)]] = Field(
         [1, 8], min_length=1, description="requests under way at once, one measurement each"
     )
+    together: bool = Field(
+        True,
+        description="all servers up at once, requests in turn, so that the machine's drift cancels; false where "
+        "the GPUs do not suffice: one server after the other",
+    )
+
+    @model_validator(mode="after")
+    def _named_sets(self) -> "EvaluationSettings":
+        if len(set(self.concurrency)) < len(self.concurrency):
+            raise ValueError(f"concurrency {self.concurrency} repeats a level; name each once")
+        if HELDOUT not in self.sets:
+            raise ValueError(
+                "sets lacks `heldout`, which training is measured on; add `heldout: {prompts: N}`, N of the "
+                "prompts.heldout rows"
+            )
+        if self.sets[HELDOUT].source is not None:
+            raise ValueError(
+                "sets.heldout is split off the file of prompts.path, so `source` is not used; remove it, or rename "
+                "the set"
+            )
+        for name, chosen in self.sets.items():
+            if name in ("train", "baseline"):
+                raise ValueError(f"sets.{name}: the name is taken; rename the set")
+            if name != HELDOUT and chosen.source is None:
+                raise ValueError(f"sets.{name} needs a `source` ({_described('source')})")
+        return self
 
 
 # What a job sets itself, or must have its own way.
@@ -130,7 +176,9 @@ class EngineSettings(Strict):
     enforce_eager: bool = Field(False, description="skip compilation: faster start, slower tokens")
     kv_cache_gib: int | None = Field(None, gt=0, description="KV cache on the CPU engine, GiB")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of GPU memory")
-    port: int | None = Field(None, gt=1023, lt=65536, description="fixed port; none takes a free one")
+    port: int | None = Field(
+        None, gt=1023, lt=65536, description="fixed port, of several servers the first one's; none takes free ones"
+    )
     start_timeout: int = Field(1800, gt=0, description="seconds an engine may take to get ready")
     stall_timeout: int = Field(900, gt=0, description="seconds without a finished row before giving up")
     extra_args: list[str] = Field([], description="further vLLM arguments, for example `--enable-expert-parallel`")
@@ -150,24 +198,27 @@ class Settings(Strict):
 
     run: Name = Field(description="names results/RUN, logs/RUN and benchmarks/RUN")
     environment: Literal["cpu", "gpu"] = Field("cpu", description="envs/NAME.yaml, for `--sdm conda` only")
-    seed: int = Field(0, ge=0, description="of the split, the sampling and the training order")
+    seed: int = Field(0, ge=0, lt=2**32, description="of the split, the sampling and the training order")
     target: TargetSettings = Field(description="the model being sped up")
     prompts: PromptSettings = Field(description="where prompts come from")
     responses: ResponseSettings = Field(description="how the target answers them")
     drafters: dict[Name, DrafterSettings] = Field(min_length=1, description="drafters to train, by name")
+    references: dict[Name, ReferenceSettings] = Field(
+        {}, description="published drafters for the same target, by name, evaluated beside those trained here"
+    )
     evaluation: EvaluationSettings = Field(description="what is measured in a running engine")
     engine: EngineSettings = Field(description="how vLLM is started")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Settings":
-        if "baseline" in self.drafters:
-            raise ValueError("drafters.baseline: the name is taken by the engine without a drafter; rename it")
-        if len(set(self.evaluation.concurrency)) < len(self.evaluation.concurrency):
-            raise ValueError(f"evaluation.concurrency: {self.evaluation.concurrency} repeats a level; name each once")
-        if self.evaluation.prompts > self.prompts.heldout:
+        for name in ("baseline", *self.references):
+            if name in self.drafters:
+                taken = "a reference" if name in self.references else "the engine without a drafter"
+                raise ValueError(f"drafters.{name}: the name is taken by {taken}; rename one")
+        if (served := self.evaluation.sets[HELDOUT].prompts) > self.prompts.heldout:
             raise ValueError(
-                f"evaluation.prompts ({self.evaluation.prompts}) exceeds prompts.heldout "
-                f"({self.prompts.heldout}); lower it, or hold out more"
+                f"evaluation.sets.heldout.prompts ({served}) exceeds prompts.heldout ({self.prompts.heldout}); "
+                "lower it, or hold out more"
             )
         if self.evaluation.max_tokens > self.responses.max_tokens:
             raise ValueError(
@@ -180,6 +231,11 @@ class Settings(Strict):
                 f"engine.max_model_len ({self.engine.max_model_len}); raise the latter"
             )
         return self
+
+    def files(self) -> dict[str, str]:
+        """The JSONL files that are named here, by their settings."""
+        sets = {f"evaluation.sets.{name}.source": chosen.file for name, chosen in self.evaluation.sets.items()}
+        return {"prompts.path": self.prompts.path} | {setting: file for setting, file in sets.items() if file}
 
 
 def load(config: dict) -> Settings:
@@ -195,12 +251,15 @@ def load(config: dict) -> Settings:
 
 
 def _explain(fault: dict) -> str:
-    where = ".".join(str(part) for part in fault["loc"]) or "(whole file)"
+    path, model = _located(fault["loc"])
+    where = ".".join(path) or "(whole file)"
     if fault["type"] == "extra_forbidden":
-        known = _fields_at(fault["loc"][:-1])
+        known = list(getattr(model, "model_fields", {}))
         near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
         cure = f"did you mean `{near[0]}`?" if near else f"known keys here: {', '.join(sorted(known))}"
         return f"{where}: unknown key; {cure}"
+    if fault["type"].startswith("union_tag"):
+        return f"{where}.algorithm: {fault['input'].get('algorithm')!r}; choose {ALGORITHMS}"
     if fault["type"] == "missing":
         return f"{where}: missing; it has no default, so set it"
     if fault["type"] == "string_pattern_mismatch":
@@ -213,6 +272,9 @@ def _explain(fault: dict) -> str:
     if isinstance(value, dict):
         return f"{where}: {message}" if fault["loc"] else message
     return f"{where}: {message} (found {value!r})"
+
+
+ALGORITHMS = "eagle3 or dflash"
 
 
 def _number_cure(text: str, whole: bool) -> str:
@@ -230,14 +292,31 @@ def _number_cure(text: str, whole: bool) -> str:
     return f"{text!r} is a string to YAML; write {mantissa}e{int(exponent):+d}, with a dot"
 
 
-def _fields_at(location: tuple) -> list[str]:
-    model: Any = Settings
+def _located(location: tuple) -> tuple[list[str], Any]:
+    """The keys of a fault's place as the user wrote them, and the model that the last key stands in.
+
+    pydantic names the member of a union on the way as well: a drafter's algorithm, or a type.
+    """
+    path: list[str] = []
+    inner: Any = Settings
+    model = inner
     for part in location:
-        if part in getattr(model, "model_fields", {}):
-            model = model.model_fields[part].annotation
-        else:  # the name of a drafter
-            model = DrafterSettings
-    return list(getattr(model, "model_fields", {}))
+        fields = getattr(inner, "model_fields", {})
+        if part in fields:
+            model, inner = inner, fields[part].annotation
+        elif get_origin(inner) is Annotated:
+            members = get_args(get_args(inner)[0])
+            if tagged := [m for m in members if part in get_args(m.model_fields["algorithm"].annotation)]:
+                inner = tagged[0]
+                continue
+        elif get_origin(inner) is dict:  # a name
+            inner = get_args(inner)[1]
+        elif get_origin(inner) in (Union, UnionType) and not isinstance(part, int):  # a type
+            continue
+        else:
+            model = inner
+        path.append(str(part))
+    return path, model
 
 
 if __name__ == "__main__":  # PYTHONPATH=scripts python -m pilotfish.settings > config/schema.json

@@ -16,6 +16,7 @@ from pilotfish.errors import UserError
 
 ROWS_PER_SHARD = 64
 INDEX = "index.json"
+KEPT = "kept.json"  # the index once more, and its origin; undeclared, so Snakemake leaves it where it deletes the index
 OPEN_SHARDS = 16  # files that a reader in any order keeps mapped
 
 
@@ -78,68 +79,106 @@ def verified_indexes(path: Path) -> list[Path]:
     return [path.parent / name for name in manifest.read(path, "hidden_states")["files"] if name.endswith(INDEX)]
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """A shard on the disk; `layers` are the h(k) numbers of its columns."""
+
+    path: Path
+    layers: tuple[int, ...]
+
+
 class ShardReader:
     """Reads rows of one split from the folders of its parts, lazily, by row number.
 
-    `layers` are h(k) numbers, in the order in which they are wanted; UserError if one was not captured.
-    `open_shards` files stay mapped at a time; few will do for who reads the rows in order.
+    A row's layers may lie in several shards of its part. `layers` are h(k) numbers, in the order in which they are
+    wanted; without them come those that every part declares (`captured`). `open_shards` files stay mapped at a time;
+    few will do for who reads the rows in order.
+
+    Raises UserError if a part does not declare a layer, or if a row is in two parts, or a layer of it in two shards.
     """
 
     def __init__(self, indexes: Sequence[Path], layers: Sequence[int] | None = None, open_shards: int = OPEN_SHARDS):
         self._open_shards = open_shards
-        self._shard_of: dict[int, tuple[Path, int]] = {}
+        self._places: dict[int, tuple[tuple[_Shard, int], ...]] = {}  # of a row: its shards, and its position in each
         self._open: OrderedDict[Path, object] = OrderedDict()
-        self.captured: list[int] = []
+        declared = {}
         for index in indexes:
             content = files.read_json(index)
-            if self.captured and content["capture_layers"] != self.captured:
-                raise UserError(f"{index}: layers {content['capture_layers']}, other parts {self.captured}")
-            self.captured = content["capture_layers"]
-            for shard in content["shards"]:
-                path = index.parent / shard["file"]
-                for position, row in enumerate(shard["rows"]):
-                    if row in self._shard_of:
-                        raise UserError(
-                            f"{path}: row {row} is in {self._shard_of[row][0]} too; delete {index} and run again"
-                        )
-                    self._shard_of[row] = (path, position)
+            declared[index] = content["capture_layers"]
+            for entry in content["shards"]:
+                shard = _Shard(index.parent / entry["file"], tuple(entry["layers"]))
+                self._add(shard, entry["rows"], f"delete {index} and run again")
+        self.captured = sorted(set.intersection(*map(set, declared.values()))) if declared else []
         self.layers = list(layers) if layers is not None else self.captured
-        missing = sorted(set(self.layers) - set(self.captured))
-        if missing:
-            raise UserError(
-                f"{indexes[0]}: layers {missing} were not captured, only {self.captured}; delete it and run again"
-            )
-        self._columns = [self.captured.index(layer) for layer in self.layers]
+        for index, held in declared.items():
+            if missing := sorted(set(self.layers) - set(held)):
+                raise UserError(f"{index}: layers {missing} were not captured, only {held}; delete it and run again")
 
     @classmethod
     def of_file(cls, path: Path, layers: Sequence[int], rows: Sequence[int]) -> "ShardReader":
         """A reader of one shard that no index lists yet."""
-        reader = cls([], [])
-        reader.captured = list(layers)
-        reader.layers, reader._columns = list(layers), list(range(len(layers)))
-        reader._shard_of = {row: (path, position) for position, row in enumerate(rows)}
+        reader = cls([])
+        reader.captured = reader.layers = list(layers)
+        reader._add(_Shard(path, tuple(layers)), rows, "delete it and run again")
         return reader
 
+    def _add(self, shard: _Shard, rows: Sequence[int], cure: str) -> None:
+        for position, row in enumerate(rows):
+            held = self._places.get(row, ())
+            for other, _ in held:
+                if other.path.parent != shard.path.parent or set(other.layers) & set(shard.layers):
+                    raise UserError(f"{shard.path}: row {row} is in {other.path} too; {cure}")
+            self._places[row] = (*held, (shard, position))
+
     def __contains__(self, row: int) -> bool:
-        return row in self._shard_of
+        return not self.lacking(row)
 
     def __len__(self) -> int:
-        return len(self._shard_of)
+        return len(self._places)
+
+    def lacking(self, row: int) -> list[int]:
+        """Layers that every part declares and no shard holds of this row: all of them where none holds the row."""
+        held = {layer for shard, _ in self._places.get(row, ()) for layer in shard.layers}
+        return [layer for layer in self.captured if layer not in held]
 
     def place(self, row: int) -> str:
-        """Words for where a row lies: its number, part and shard."""
-        path, _ = self._shard_of[row]
-        return f"row {row} of {path.parent.name}/{path.name}"
+        """Words for where a row lies: its number, part and shards."""
+        paths = [shard.path for shard, _ in self._places[row]]
+        return f"row {row} of {paths[0].parent.name}/{' and '.join(path.name for path in paths)}"
 
     def read(self, row: int) -> RowStates:
-        """States of one row; KeyError when no shard holds it."""
-        path, position = self._shard_of[row]
-        shard = self._opened(path)
-        offsets = shard.get_slice("offsets")[position : position + 2].tolist()
-        states = shard.get_slice("hidden_states")[offsets[0] : offsets[1]]
-        if self._columns != list(range(states.shape[1])):
-            states = states[:, self._columns]
-        return RowStates(shard.get_slice("token_ids")[offsets[0] : offsets[1]], states)
+        """States of one row; KeyError when no shard holds it, UserError when its shards do not go together."""
+        found: list[tuple[_Shard, list[int], RowStates]] = []
+        for shard, position in self._places[row]:
+            if wanted := [layer for layer in self.layers if layer in shard.layers]:
+                found.append((shard, wanted, self._read(shard, position, wanted)))
+        if sum(len(wanted) for _, wanted, _ in found) < len(self.layers):
+            raise KeyError(f"row {row}: no shard holds layers {self.lacking(row)}")
+        first, _, held = found[0]
+        if len(found) == 1:
+            return held
+        tokens, _, hidden = held.hidden_states.shape
+        states_TLH = held.hidden_states.new_empty(tokens, len(self.layers), hidden)
+        for shard, wanted, piece in found:
+            if not (torch.equal(piece.token_ids, held.token_ids) and _alike(piece.hidden_states, held.hidden_states)):
+                raise UserError(
+                    f"{shard.path}: row {row} has other tokens, type or width than in {first.path}; delete "
+                    f"{shard.path.parent / INDEX} and run again"
+                )
+            states_TLH[:, [self.layers.index(layer) for layer in wanted]] = piece.hidden_states
+        return RowStates(held.token_ids, states_TLH)
+
+    def _read(self, shard: _Shard, position: int, wanted: list[int]) -> RowStates:
+        """What one shard holds of the row at `position`: token ids [T], and states [T, wanted layers, H]."""
+        opened = self._opened(shard.path)
+        start, end = opened.get_slice("offsets")[position : position + 2].tolist()
+        states = opened.get_slice("hidden_states")[start:end]
+        if states.shape[1] != len(shard.layers):
+            raise UserError(f"{shard.path}: {states.shape[1]} columns where its layers are {list(shard.layers)}")
+        columns = [shard.layers.index(layer) for layer in wanted]
+        if columns != list(range(states.shape[1])):
+            states = states[:, columns]
+        return RowStates(opened.get_slice("token_ids")[start:end], states)
 
     def _opened(self, path: Path):
         if path in self._open:
@@ -155,9 +194,16 @@ class ShardReader:
         return {**self.__dict__, "_open": OrderedDict()}
 
 
+def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return (left.dtype, left.shape[-1]) == (right.dtype, right.shape[-1])
+
+
 def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> None:
-    """Write index.json: capture layers, and for each shard its file, rows, tokens, size and sha256."""
-    ordered = sorted(shards, key=lambda shard: shard["rows"][0])
+    """Write index.json: the layers that each row has, and each shard's file, rows, layers, tokens, size and sha256.
+
+    One row may be in several shards, each with other layers.
+    """
+    ordered = sorted(shards, key=lambda entry: (entry["rows"][0], entry["file"]))
     files.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered})
 
 
@@ -167,16 +213,11 @@ def describe(path: Path) -> dict:
 
 
 def _contents(path: Path) -> dict:
-    """The rows that a shard holds, and the number of their tokens."""
+    """The rows that a shard holds, the number of their tokens, and the h(k) numbers that it says it holds."""
     with _open(path) as shard:
         rows = shard.get_tensor("rows").tolist()
-        return {"rows": rows, "tokens": int(shard.get_slice("offsets")[len(rows) :][0])}
-
-
-def stored_layers(path: Path) -> list[int]:
-    """The h(k) numbers that a shard says it holds."""
-    with _open(path) as shard:
-        return json.loads(shard.metadata()["capture_layers"])
+        tokens = int(shard.get_slice("offsets")[len(rows) :][0])
+        return {"rows": rows, "tokens": tokens, "layers": json.loads(shard.metadata()["capture_layers"])}
 
 
 def verify(index: Path) -> dict[Path, str]:
@@ -184,10 +225,9 @@ def verify(index: Path) -> dict[Path, str]:
 
     UserError when one is missing, cut short or changed, or holds other rows, tokens or layers than listed.
     """
-    listed = files.read_json(index)
     cure = f"delete {index} and run again"
     checksums = {}
-    for entry in listed["shards"]:
+    for entry in files.read_json(index)["shards"]:
         path = index.parent / entry["file"]
         size = path.stat().st_size if path.is_file() else 0
         if size != entry["size"]:
@@ -201,10 +241,9 @@ def verify(index: Path) -> dict[Path, str]:
                 raise UserError(f"{path}: its {name} are not those that {index} lists; {cure}")
         with _open(path) as shard:
             shape = shard.get_slice("hidden_states").get_shape()
-        layers = stored_layers(path)
-        if layers != listed["capture_layers"] or shape[:2] != [entry["tokens"], len(layers)]:
+        if shape[:2] != [entry["tokens"], len(entry["layers"])]:
             raise UserError(
-                f"{path}: states of shape {shape}, said to be of layers {layers}, where {index} lists "
-                f"{entry['tokens']} tokens of layers {listed['capture_layers']}; {cure}"
+                f"{path}: states of shape {shape}, where {index} lists {entry['tokens']} tokens of layers "
+                f"{entry['layers']}; {cure}"
             )
     return checksums

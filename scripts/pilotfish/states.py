@@ -12,8 +12,8 @@ from pilotfish.tensors import Faults, Tensor, faults
 
 NORM_FACTOR = 5  # of a row's norm to the split's; clean rows lie within 0.8 and 1.5 of it
 RECAPTURE = (
-    "Capture these rows anew: delete the part's index.json and what `respond` captured of it "
-    "(responses/SPLIT/PART.captured), and run again"
+    "Capture these rows anew: delete the part's index.json and kept.json (hidden_states/SPLIT/PART) and what "
+    "`respond` captured of it (responses/SPLIT/PART.captured), and run again"
 )
 
 
@@ -43,8 +43,9 @@ class Review:
     def take(self, sample: dict) -> RowStates | None:
         """The states of a sample's row, or None where something is wrong with them."""
         row = sample["row"]
-        if row not in self.reader:
-            self._faults.add(f"row {row}: no shard holds it")
+        if lacking := self.reader.lacking(row):
+            what = "it" if lacking == self.reader.captured else f"its layers {lacking}"
+            self._faults.add(f"row {row}: no shard holds {what}")
             return None
         held = self.reader.read(row)
         found = self._faults_of(sample, held)

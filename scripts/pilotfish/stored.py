@@ -2,7 +2,7 @@
 """What is stored of the rows that were served, and the judgement of texts that part by the target's own logits."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -17,9 +17,12 @@ AGREEMENT_MIN = 0.5  # below it the head that was read is not the target's (a fa
 
 
 class StoredRows:
-    """Prompts, responses and last states h(L) of some held-out rows; the samples are streamed, only these kept."""
+    """Prompts, responses and last states h(L) of some rows of a set; the samples are streamed, only these kept.
 
-    def __init__(self, path: Path, states: Path, layer: int, model: Path, rows: Collection[int]):
+    `head` reads the target's head; it is asked only once two texts part.
+    """
+
+    def __init__(self, path: Path, states: Path, layer: int, head: Callable[[], Head], rows: Collection[int]):
         self.prompts: dict[int, list[int]] = {}
         self.responses: dict[int, list[int]] = {}
         for sample in samples.load(path):
@@ -27,8 +30,7 @@ class StoredRows:
                 split, ids = sample["prompt_length"], sample["input_ids"]
                 self.prompts[sample["row"]], self.responses[sample["row"]] = ids[:split], ids[split:]
         self._reader = shards.ShardReader(shards.verified_indexes(states), [layer])
-        self._model = model
-        self._head: Head | None = None
+        self._head = head
 
     def judged(self, left: Sequence[dict], right: Sequence[dict]) -> tuple[list[tuple[Departure, float]], dict]:
         """Departures of two measurements whose gap is known, with it; and the counts and the largest gap."""
@@ -42,13 +44,13 @@ class StoredRows:
         }
 
     def _gaps(self, known: Sequence[Departure]) -> list[float]:
-        self._head = self._head or Head(self._model)
+        head = self._head()
         before = [each for each in known if each.position]
         tokens = [self.responses[each.row][each.position - 1] for each in before]
-        if before and self._head.agreement(self._states(before, -1), tokens) < AGREEMENT_MIN:
-            logger.warning("%s: its head, as read, is not the one that answered; no text is judged by it", self._model)
+        if before and head.agreement(self._states(before, -1), tokens) < AGREEMENT_MIN:
+            logger.warning("the target's head, as read, is not the one that answered; no text is judged by it")
             return []
-        return self._head.gaps(self._states(known, 0), [each.tokens for each in known])
+        return head.gaps(self._states(known, 0), [each.tokens for each in known])
 
     def _states(self, parted: Sequence[Departure], shift: int) -> torch.Tensor:
         """States [N, H] from which the tokens at the departures, or `shift` later, are drawn."""

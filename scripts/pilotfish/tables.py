@@ -82,7 +82,7 @@ def responses(vocab_size: int, end_token_ids: list[int]) -> pa.DataFrameSchema:
 # Losses and accuracies of each training-time-test step are columns of their own. NaN is for the drafter's gate to say.
 TRAINING_LOG = pa.DataFrameSchema(
     {
-        "kind": pa.Column(str, pa.Check.isin(("train", "heldout"), error="must be train or heldout")),
+        "kind": pa.Column(str, pa.Check.isin(("train", "heldout", "replay"), error="must be train, heldout or replay")),
         "epoch": pa.Column(int, pa.Check.ge(0, error="an epoch is 0 or more")),
         "step": pa.Column(int, pa.Check.ge(0, error="a step is 0 or more")),
         "loss": pa.Column(float, nullable=True),
@@ -90,7 +90,9 @@ TRAINING_LOG = pa.DataFrameSchema(
         "error_records": pa.Column(
             float, pa.Check.eq(0, error="samples were skipped while training; train again"), nullable=True
         ),
-        r"loss_\d+": pa.Column(float, nullable=True, regex=True),
+        r"loss_\d+": pa.Column(float, nullable=True, regex=True, required=False),
+        "tau": pa.Column(float, pa.Check.ge(1, error="tau is 1 or more"), nullable=True),
+        "rows": pa.Column(float, pa.Check.ge(1, error="a replay has rows"), nullable=True),
         r"(full|cond)_acc_\d+": pa.Column(float, pa.Check.in_range(0, 1, error="a share"), nullable=True, regex=True),
     },
     strict=True,
@@ -168,25 +170,48 @@ def answers(vocab_size: int, k: int) -> pa.DataFrameSchema:
                 str, pa.Check.isin(FINISH_REASONS, error=f"finish reason must be one of {FINISH_REASONS}")
             ),
             "per_step_accepted": pa.Column(object, steps),
+            "time_per_output_token_ms": pa.Column(
+                float, pa.Check.gt(0, error="a time must be above 0; serve again"), nullable=True, coerce=True
+            ),
         },
+        checks=pa.Check(
+            lambda frame: frame["time_per_output_token_ms"].notna() == (frame["token_ids"].map(len) > 1),
+            error="an answer has a time per output token if, and only if, it has two tokens; serve again",
+        ),
         strict=True,
     )
 
 
-SPEED_ROUNDING = 0.01  # tokens/s and seconds are stored to three decimals
+SPEED_ROUNDING = 0.01  # tokens/s and seconds are stored to three and four decimals
+
+
+def _equal(left: str, right: str, cure: str) -> pa.Check:
+    return pa.Check(lambda frame: frame[left] == frame[right], error=f"{cure}; serve again")
+
 
 LEVELS = pa.DataFrameSchema(
     {
-        "concurrency": pa.Column(str, unique=True),
+        "level": pa.Column(int, pa.Check.gt(0, error="a concurrency is 1 or more; serve again")),
         "seconds": pa.Column(float, pa.Check.gt(0, error="seconds must be above 0; serve again")),
         "tokens": pa.Column(int),
         "tokens_per_second": pa.Column(float),
+        "chunks": pa.Column(int),
+        "chunks_due": pa.Column(int),
+        "seconds_of_chunks": pa.Column(float),
+        "shortest_chunk": pa.Column(float, pa.Check.gt(0, error="each chunk takes time; serve again")),
+        "tokens_of_chunks": pa.Column(int),
         "tokens_of_answers": pa.Column(int),
+        "times_per_token": pa.Column(object),
+        "times_of_answers": pa.Column(object),
     },
     checks=[
+        _equal("tokens", "tokens_of_answers", "tokens must be those of the answers"),
+        _equal("tokens", "tokens_of_chunks", "tokens must be those of the chunks"),
+        _equal("chunks", "chunks_due", "a chunk holds as many prompts as are asked at once"),
+        _equal("times_per_token", "times_of_answers", "times per output token must be those of the answers"),
         pa.Check(
-            lambda frame: frame["tokens"] == frame["tokens_of_answers"],
-            error="tokens must be those of the answers; serve again",
+            lambda frame: (frame["seconds_of_chunks"] / frame["seconds"] - 1).abs() < SPEED_ROUNDING,
+            error="seconds must be those of the chunks; serve again",
         ),
         pa.Check(
             lambda frame: (frame["tokens_per_second"] * frame["seconds"] / frame["tokens"] - 1).abs() < SPEED_ROUNDING,
@@ -195,19 +220,6 @@ LEVELS = pa.DataFrameSchema(
     ],
     strict=True,
 )
-
-
-def levels(concurrency: dict[str, dict]) -> pd.DataFrame:
-    """The levels of one server's measurements as a table for LEVELS."""
-    rows = [
-        {
-            "concurrency": level,
-            **{name: measured[name] for name in ("seconds", "tokens", "tokens_per_second")},
-            "tokens_of_answers": sum(len(answer["token_ids"]) for answer in measured["answers"]),
-        }
-        for level, measured in concurrency.items()
-    ]
-    return pd.DataFrame(rows, index=list(concurrency))
 
 
 def check(frame: pd.DataFrame, schema: pa.DataFrameSchema, path: Path) -> None:

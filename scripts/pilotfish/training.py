@@ -1,94 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train an EAGLE-3 drafter with speculators' model, losses and Trainer, on the CPU or one GPU."""
+"""Train a drafter with speculators' Trainer, on the CPU or one GPU."""
 
 import json
 import logging
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import loguru
 import torch
 from safetensors.torch import load_file, save_file
-from speculators.models.eagle3.core import Eagle3DraftModel
-from speculators.models.eagle3.data import shift_batch
+from speculators.model import SpeculatorModel
 from speculators.train import trainer as speculators_trainer
 from speculators.train.checkpointer import convert_float_dtype, patch_config_dtype
-from speculators.train.cli import create_transformer_layer_config
-from speculators.train.data import CollateFn
-from speculators.train.distributed_batch_sampler import MultipackDistributedBatchSamplerV2
 from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
 
-from pilotfish import constants, files, tensors
+from pilotfish import algorithms, batches, constants, files, tensors
+from pilotfish.device import DTYPE, device, on_gpu
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
 loguru.logger.disable("speculators")
 
-DTYPE = torch.bfloat16  # of hidden states, of autocast and of the drafter as served
 CHECKPOINTS_PER_EPOCH = 4
 REPORT_SECONDS = 15
 START = "initial.json"  # what each tensor was before training
+STEPS_PER_SEED = 2**32  # more than a training has
 WORKERS = 4  # data-loader processes on a GPU
 
 
-def device() -> torch.device:
-    """The GPU leased to this job, else the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+def build_drafter(spec: Mapping, target: Path, layers: list[int], maps: Mapping[str, torch.Tensor]) -> SpeculatorModel:
+    """A fresh drafter in fp32 of the algorithm in `spec`, its random start decided by the seed there."""
+    torch.manual_seed(spec["seed"])
+    return algorithms.of(spec).build(spec, target, layers, maps)
 
 
-def build_drafter(
-    spec: dict, target: Path, layers: list[int], d2t: torch.Tensor, t2d: torch.Tensor
-) -> Eagle3DraftModel:
-    """A fresh EAGLE-3 drafter in fp32 whose head starts from the target's rows of the draft vocabulary.
-
-    speculators freezes the head; here it is trained, as in EAGLE-3 itself.
-    """
-    layer = create_transformer_layer_config(
-        str(target), num_layers=1, draft_arch="llama", hidden_act=None, sliding_window=2048,
-        full_attention_indices=[0], trust_remote_code=spec["trust_remote_code"],
-    )  # fmt: skip
-    # A window that no layer uses would still be exported, and some servers apply it.
-    layer.sliding_window = None
-    model = Eagle3DraftModel.from_training_args(
-        layer,
-        t2d=t2d,
-        d2t=d2t,
-        draft_vocab_size=len(d2t),
-        norm_before_residual=True,
-        ttt_steps=spec["speculative_tokens"],
-        verifier_name_or_path=str(target),
-        draft_attn_impl="simple_flex_attention" if device().type == "cuda" else "eager",
-        target_layer_ids=layers,
-        trust_remote_code=spec["trust_remote_code"],
-    ).float()
-    model.lm_head.weight.requires_grad_(True)
-    return model
-
-
-def loader(dataset: SampleDataset, pack_length: int, seed: int) -> DataLoader:
-    """Packs of `pack_length` tokens in a seeded order, shifted as EAGLE-3 needs them."""
-    sampler = MultipackDistributedBatchSamplerV2(
-        batch_max_length=pack_length, lengths=dataset.approx_lengths, num_replicas=1, rank=0, seed=seed
-    )
-    on_gpu = device().type == "cuda"
+def loader(dataset: SampleDataset, spec: Mapping, tokens: int, seed: int) -> DataLoader:
+    """Packs of `tokens` tokens in a seeded order, as the drafter's algorithm wants them."""
+    sampler = batches.PackedBatches(dataset.approx_lengths, tokens, seed)
     sample = dataset[0]
     hidden = sample["verifier_last_hidden_states"].shape[1]
+    layers = sample["hidden_states"].shape[1] // hidden
     return DataLoader(
         dataset,
         batch_sampler=sampler,
-        num_workers=WORKERS if on_gpu else 0,
-        pin_memory=on_gpu,
-        multiprocessing_context="spawn" if on_gpu else None,
-        collate_fn=CollateFn(
-            pack_length,
-            hidden,
-            num_target_layers=sample["hidden_states"].shape[1] // hidden,
-            dtype=DTYPE,
-            preprocess=shift_batch,
-        ),
+        num_workers=WORKERS if on_gpu() else 0,
+        pin_memory=on_gpu(),
+        multiprocessing_context="spawn" if on_gpu() else None,
+        collate_fn=algorithms.of(spec).collator(spec, tokens, hidden, layers),
     )
 
 
@@ -99,11 +61,17 @@ class ResumableTrainer(Trainer):
     safetensors and the counters to JSON, in one folder that appears by rename.
     """
 
-    def __init__(self, *args, state: Path, **kwargs):
-        self._state = state
+    def __init__(self, *args, state: Path, seed: int, replay: Callable[[int, int], None], **kwargs):
+        self._state, self._replay = state, replay
         self.between_epochs = False  # resumed where an epoch was complete
         super().__init__(*args, **kwargs)
         self._resume()
+        self._seed = seed
+        self.model.register_forward_pre_hook(self._reseed)
+
+    def _reseed(self, *_: object) -> None:
+        """A step's random numbers (anchors, noise) follow from its number alone: a resumed run has the same."""
+        torch.manual_seed(self._seed * STEPS_PER_SEED + self.global_step)
 
     def setup_trainer(self) -> None:
         super().setup_trainer()
@@ -131,6 +99,11 @@ class ResumableTrainer(Trainer):
             os.replace(self._state, old)
         os.replace(staged, self._state)
         shutil.rmtree(old, ignore_errors=True)
+
+    def val_epoch(self, epoch: int) -> dict[str, float] | None:
+        """Replay held-out rows, then validate."""
+        self._replay(epoch, self.global_step)
+        return super().val_epoch(epoch)
 
     def maybe_update_best(self, epoch: int, val_metrics: dict | None) -> None:
         """The last epoch is the result: held-out tau decides between runs, not the smallest loss."""
@@ -189,12 +162,18 @@ class StepLog(logging.Handler):
 
     def keep_until(self, step: int) -> None:
         """Drop what a run resumed at `step` is going to do again: later steps, and later validations."""
-        rows = [row for row in files.read_appended(self.path) if row["step"] < step + (row["kind"] == "heldout")]
+        rows = [row for row in files.read_appended(self.path) if row["step"] < step + (row["kind"] != "train")]
         files.write_text(self.path, "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
 
-    def validated(self, epoch: int) -> bool:
-        """Whether the validation after `epoch` is in the log."""
-        return any((row["kind"], row["epoch"]) == ("heldout", epoch) for row in files.read_appended(self.path))
+    def holds(self, kind: str, epoch: int) -> bool:
+        """Whether the `heldout` validation, or the `replay`, after `epoch` is in the log."""
+        return any((row["kind"], row["epoch"]) == (kind, epoch) for row in files.read_appended(self.path))
+
+    def replayed(self, epoch: int, step: int, found: dict) -> None:
+        """Write down what the replay of held-out rows after `epoch` gave, unless an earlier try did."""
+        if not self.holds("replay", epoch):
+            files.append_jsonl(self.path, {"kind": "replay", "epoch": epoch, "step": step, **found})
+        logger.info("epoch %d: replay tau %.3f on %d held-out rows", epoch + 1, found["tau"], found["rows"])
 
     def emit(self, record: logging.LogRecord) -> None:
         content = record.msg
@@ -215,31 +194,22 @@ class StepLog(logging.Handler):
             self.reported = now
             rate = (row["step"] + 1 - self.first_step) / (now - self.begun)
             left = (self.total_steps - row["step"] - 1) / rate if rate else float("inf")
-            accuracy = " ".join(f"{row[key]:.3f}" for key in sorted(row) if key.startswith("full_acc_"))
+            places = sorted(int(key.removeprefix("full_acc_")) for key in row if key.startswith("full_acc_"))
+            accuracy = " ".join(f"{row[f'full_acc_{place}']:.3f}" for place in places)
             logger.info(
                 "%s, step %d of about %d: loss %.3f, accuracy by step %s, about %.0f s left",
                 row["kind"], row["step"] + 1, self.total_steps, row["loss"], accuracy, max(left, 0),
             )  # fmt: skip
 
 
-def loss_arguments(spec: dict) -> tuple[dict, dict]:
-    """What the model's forward is called with in training and in validation: the loss and its steps."""
-    return Eagle3DraftModel.get_trainer_kwargs(
-        loss_fn=spec["loss"],
-        ttt_steps=spec["ttt_steps"],
-        ttt_step_loss_decay=spec["ttt_step_loss_decay"],
-        loss_implementation="fused" if device().type == "cuda" else "eager",
-    )
-
-
 def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
-    train_kwargs, val_kwargs = loss_arguments(spec)
+    arguments = algorithms.of(spec).call_arguments(spec)
     return TrainerConfig(
         lr=spec["learning_rate"],
         num_epochs=spec["epochs"],
         save_path=str(work / "speculators"),
-        train_call_kwargs=train_kwargs,
-        val_call_kwargs=val_kwargs,
+        train_call_kwargs=arguments,
+        val_call_kwargs=arguments,
         weight_decay=spec["weight_decay"],
         scheduler_type="cosine",
         scheduler_warmup_ratio=spec["warmup_ratio"],
@@ -248,7 +218,7 @@ def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
     )
 
 
-def record_start(model: Eagle3DraftModel, path: Path) -> None:
+def record_start(model: SpeculatorModel, path: Path) -> None:
     """Write what each tensor is before training, unless an earlier try did: the sha256 of its bf16 bytes.
 
     `trainable` and `frozen` hold the parameters that an export will have, by name.
@@ -265,15 +235,17 @@ def record_start(model: Eagle3DraftModel, path: Path) -> None:
 
 
 def train(
-    model: Eagle3DraftModel,
+    model: SpeculatorModel,
     spec: dict,
     train_set: SampleDataset,
     heldout_set: SampleDataset,
+    replay: Callable[[Path], dict],
     work: Path,
 ) -> Path:
     """Train for `epochs`, resuming from `work` if it holds a checkpoint; returns the log of steps.
 
-    START, beside the log, says what each tensor was before the first step.
+    START, beside the log, says what each tensor was before the first step. After each epoch `replay` is given a
+    folder with the drafter as exported; the log keeps what it finds (`tau` over `rows`).
 
     Raises SystemExit when a signal ended training early: the state is kept for the next try.
     """
@@ -283,16 +255,24 @@ def train(
     # StepLog reports instead of a progress bar.
     speculators_trainer.tqdm = lambda batches, **_: batches
     record_start(model, work / START)
-    train_loader = loader(train_set, spec["pack_length"], spec["seed"])
+    train_loader = loader(train_set, spec, spec["tokens_per_batch"], spec["seed"])
     total = spec["epochs"] * len(train_loader)  # about: epochs pack differently
+    logger.info("%s", batches.describe(train_loader.batch_sampler))
+    log = StepLog(work / "training_log.jsonl", total)
+
+    def replay_after(epoch: int, step: int) -> None:
+        export(model, work / "replayed")
+        log.replayed(epoch, step, replay(work / "replayed"))
+
     trainer = ResumableTrainer(
         model,
         _trainer_config(spec, work),
         train_loader,
-        loader(heldout_set, spec["pack_length"], 0),
+        loader(heldout_set, spec, spec["tokens_per_batch"], 0),
         state=work / "state",
+        seed=spec["seed"],
+        replay=replay_after,
     )
-    log = StepLog(work / "training_log.jsonl", total)
     log.keep_until(trainer.global_step)
     logging.getLogger("speculators").setLevel(logging.WARNING)
     metrics = logging.getLogger("speculators.metrics")
@@ -300,18 +280,18 @@ def train(
     metrics.propagate = False
     metrics.addHandler(log)
     try:
-        if trainer.between_epochs and not log.validated(trainer.current_epoch - 1):
+        if trainer.between_epochs and not log.holds("heldout", trainer.current_epoch - 1):
             trainer.val_epoch(trainer.current_epoch - 1)
         trainer.run_training()
     finally:
         metrics.removeHandler(log)
-    if not log.validated(spec["epochs"] - 1):
+    if not log.holds("heldout", spec["epochs"] - 1):
         logger.info("interrupted; the last checkpoint is kept, and the same command goes on from there")
         raise SystemExit(143)
     return log.path
 
 
-def export(model: Eagle3DraftModel, folder: Path) -> None:
+def export(model: SpeculatorModel, folder: Path) -> None:
     """Write config.json and bf16 model.safetensors in speculators' format, which vLLM serves as it is.
 
     Beside them constants.json says what the model was in training.

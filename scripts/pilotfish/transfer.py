@@ -3,12 +3,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import torch
 from hs_connectors import HiddenStatesTransfer
 from speculators.train.data import BaseDataset
 
-from pilotfish import samples, shards
+from pilotfish import batches, samples, shards
+from pilotfish.device import DTYPE
 from pilotfish.errors import UserError
 
 
@@ -42,27 +45,28 @@ class _Held(dict):
 
 
 class SampleDataset(BaseDataset):
-    """Samples with their hidden states, as speculators' trainer wants them.
+    """Samples with their hidden states, as speculators' trainer wants them for a drafter of an algorithm.
 
-    Raises UserError at once when a sample is longer than `max_len`: speculators would cut it silently.
+    `algorithm` is the module of it: what a sample looks like to its forward, and how many tokens beside those with
+    states. Raises UserError at once when a sample is longer than `max_len`: speculators would cut it silently.
     """
 
-    def __init__(self, arrow: Path, transfer: ShardTransfer, max_len: int, dtype: torch.dtype):
+    def __init__(self, arrow: Path, transfer: ShardTransfer, max_len: int, algorithm: ModuleType):
         self.samples = samples.load(arrow).with_format("torch")
-        self.transfer = transfer
-        super().__init__(max_len, dtype)
-        for number, length in zip(self.samples.with_format(None)["row"], self.approx_lengths, strict=True):
-            if length > max_len:
-                raise UserError(
-                    f"{arrow}, row {number}: {length} tokens exceed pack_length = {max_len}; raise the "
-                    "drafter's pack_length, or lower responses.max_tokens"
-                )
+        self.transfer, self.algorithm = transfer, algorithm
+        super().__init__(max_len, DTYPE)
+        for number in np.flatnonzero(self.approx_lengths > max_len)[:1].tolist():
+            row, length = int(self.samples[number]["row"]), self.approx_lengths[number]
+            raise UserError(
+                f"{arrow}, row {row}: {length} tokens exceed tokens_per_batch = {max_len}; raise the drafter's "
+                "tokens_per_batch, or lower responses.max_tokens"
+            )
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def _compute_approx_lengths(self) -> list[int]:
-        return list(self.samples.with_format(None)["seq_len"])
+    def _compute_approx_lengths(self) -> np.ndarray:
+        return batches.lengths(self.samples) + self.algorithm.EXTRA
 
     def _get_raw_data(self, index: int) -> dict[str, torch.Tensor]:
         sample = self.samples[index]
@@ -72,9 +76,4 @@ class SampleDataset(BaseDataset):
             raise UserError(f"row {row}: no hidden states in the shards; run the `capture` rule again")
         if not torch.equal(held["token_ids"], sample["input_ids"][:-1]):
             raise UserError(f"row {row}: the shard holds another row's tokens; delete the shard and run again")
-        return {
-            "hidden_states": held["hidden_states"][:, :-1].flatten(1),
-            "input_ids": held["token_ids"],
-            "verifier_last_hidden_states": held["hidden_states"][:, -1],
-            "loss_mask": samples.serving_mask(sample["loss_mask"]),
-        }
+        return self.algorithm.view(sample, held["hidden_states"])

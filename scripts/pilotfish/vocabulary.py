@@ -34,17 +34,23 @@ def frequency_digest(counts: np.ndarray) -> str:
     return hashlib.sha256(counts.astype("<i8").tobytes()).hexdigest()
 
 
-def tau_ceiling(samples: Iterable[dict], t2d: np.ndarray, k: int) -> float:
-    """tau of a drafter that is right wherever the token is in the draft vocabulary: no drafter can do better.
+def tau_ceilings(samples: Iterable[dict], t2d: np.ndarray, drafted: Sequence[int]) -> dict[int, float]:
+    """tau of a drafter that is right wherever the token is in the draft vocabulary: none can do better.
 
-    Rounds are the replay's (`rounds.walk`).
+    One for each number k of drafted tokens; NaN without a round. Rounds are the replay's (`rounds.walk`).
     """
-    found: list[rounds.Round] = []
+    sums, counts = dict.fromkeys(drafted, 0), dict.fromkeys(drafted, 0)
     for sample in samples:
         known = t2d[np.asarray(sample["input_ids"][sample["prompt_length"] :])]
-        table = [int(np.cumprod(known[start + 1 : start + 1 + k]).sum()) for start in range(len(known) - 1)]
-        found += rounds.walk(table, len(known))
-    return 1 + sum(each.accepted for each in found) / len(found) if found else float("nan")
+        places = np.where(known, len(known), np.arange(len(known)))
+        # Of each token, the next one behind it that is not in the vocabulary, or the end.
+        unknown = np.append(np.minimum.accumulate(places[::-1])[::-1], len(known))[1:]
+        run = unknown[:-1] - np.arange(len(known) - 1) - 1
+        for k in drafted:
+            found = rounds.walk(np.minimum(run, k), len(known))
+            sums[k] += sum(each.accepted for each in found)
+            counts[k] += len(found)
+    return {k: 1 + sums[k] / counts[k] if counts[k] else float("nan") for k in drafted}
 
 
 def choose(counts: np.ndarray, size: int, always: Sequence[int]) -> np.ndarray:

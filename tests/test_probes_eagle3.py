@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
-from pilotfish import probes, samples, shards, training
+from pilotfish import eagle3, probes, probes_eagle3, samples, shards
+from pilotfish.heads import Head
 
 VOCABULARY, DRAFT_VOCABULARY = 200, 80
 SPEC = {
+    "algorithm": "eagle3",
     "trust_remote_code": False,
     "speculative_tokens": 3,
     "seed": 3,
@@ -42,7 +44,7 @@ def probe(target: Path, tmp_path: Path) -> Callable[..., probes.Probe]:
 
 @pytest.mark.parametrize("spec", [{}, {"loss": "ce"}, {"ttt_steps": 5}, {"ttt_steps": 1, "seed": 4}], ids=str)
 def test_the_real_path_passes_every_probe(probe, target: Path, spec: dict):
-    assert list(probes.faults(probe(**spec), target)) == []
+    assert list(probe(**spec).faults(Head(target))) == []
 
 
 def test_the_documents_are_the_start_of_the_two_longest_responses(probe):
@@ -55,22 +57,22 @@ def test_the_documents_are_the_start_of_the_two_longest_responses(probe):
 
 
 def test_a_future_that_is_seen_is_told_with_its_slot(probe, target: Path, monkeypatch: pytest.MonkeyPatch):
-    build = training.Eagle3DraftModel._build_attn_mask
+    build = eagle3.Eagle3DraftModel._build_attn_mask
     monkeypatch.setattr(
-        training.Eagle3DraftModel, "_build_attn_mask", lambda *args, **more: torch.zeros_like(build(*args, **more))
+        eagle3.Eagle3DraftModel, "_build_attn_mask", lambda *args, **more: torch.zeros_like(build(*args, **more))
     )
-    assert any("changes the logits of slot 0 (step 0): not causal" in fault for fault in probes.faults(probe(), target))
+    assert any("changes the logits of slot 0 (step 0): not causal" in fault for fault in probe().faults(Head(target)))
 
 
 def shifting(monkeypatch: pytest.MonkeyPatch, **changes: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Have the shift change what it gives under these names once more."""
-    shift = training.shift_batch
+    shift = eagle3.shift_batch
 
     def changed(sample: dict) -> dict:
         shifted = shift(sample)
         return shifted | {name: change(shifted[name]) for name, change in changes.items()}
 
-    monkeypatch.setattr(training, "shift_batch", changed)
+    monkeypatch.setattr(eagle3, "shift_batch", changed)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_what_is_out_of_line_is_told_with_its_slot_and_where_it_comes_from(
     probe, monkeypatch: pytest.MonkeyPatch, name: str, turn: int, says: str
 ):
     shifting(monkeypatch, **{name: lambda values: values.roll(turn, 0)})
-    found = list(probes.line_up_faults(probe()))
+    found = list(probes_eagle3.line_up_faults(probe()))
     assert len(found) == 2
     assert says in found[0] and "document 0 (row 3)" in found[0] and "document 1 (row 2)" in found[1]
 
@@ -94,15 +96,15 @@ def test_what_is_out_of_line_is_told_with_its_slot_and_where_it_comes_from(
 def test_noise_that_depends_on_nothing_but_the_seed_is_found_in_the_labels(probe, monkeypatch: pytest.MonkeyPatch):
     shifting(monkeypatch, verifier_last_hidden_states=lambda states: states + torch.randn(states.shape))
     made = probe()
-    assert any("noise reaches the labels" in fault for fault in probes.label_faults(made))
-    assert any("that of no position" in fault for fault in probes.line_up_faults(made))
+    assert any("noise reaches the labels" in fault for fault in probes_eagle3.label_faults(made))
+    assert any("that of no position" in fault for fault in probes_eagle3.line_up_faults(made))
 
 
 @pytest.mark.parametrize(("asked", "taken"), [("ce", "kl_div"), ("kl_div", "ce")])
 def test_another_loss_than_was_asked_for_is_named(
     probe, target: Path, monkeypatch: pytest.MonkeyPatch, asked: str, taken: str
 ):
-    arguments = training.loss_arguments
-    monkeypatch.setattr(training, "loss_arguments", lambda spec: arguments({**spec, "loss": taken}))
-    (fault,) = probes.faults(probe(loss=asked), target)
+    arguments = eagle3.call_arguments
+    monkeypatch.setattr(eagle3, "call_arguments", lambda spec: arguments({**spec, "loss": taken}))
+    (fault,) = probe(loss=asked).faults(Head(target))
     assert f"where {asked}, as asked, is" in fault and fault.endswith(f"it is that of {taken}")
