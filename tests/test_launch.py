@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from pilotfish import engine, files, launch
-from test_constants import config, engine_of  # noqa: F401
+from test_constants import config, configs, engine_of, target  # noqa: F401
 
 TARGET = SimpleNamespace(
     model="run/target/model",
