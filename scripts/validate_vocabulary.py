@@ -56,7 +56,8 @@ def _statistics(arguments, held: dict, train: np.ndarray, facts: dict) -> dict:
         "distinct_generated": int(np.count_nonzero(train)),
         "frequency_sha256": vocabulary.frequency_digest(train),
         **{name: round(value, 6) for name, value in coverage.items()},
-        "tau_ceiling_heldout": {str(k): round(tau, 4) for k, tau in ceilings.items()},
+        # Rounds that run past a response count for nothing: of a k beyond all of them there are none.
+        "tau_ceiling_heldout": {str(k): round(tau, 4) for k, tau in ceilings.items() if tau == tau},
     }
 
 

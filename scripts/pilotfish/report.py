@@ -200,10 +200,12 @@ def _coverage(vocabulary: dict, k: int) -> str:
         if (key := f"coverage_heldout_{kind}") in vocabulary
     ]
     split = f" ({', '.join(by_kind)})" if len(by_kind) > 1 else ""
+    # None where no response is so long.
+    ceiling = vocabulary["tau_ceiling_heldout"].get(str(k))
     return (
         f"{vocabulary['draft_vocab_size']} tokens, covers {vocabulary['coverage_train']:.2%} of training, "
-        f"{vocabulary['coverage_heldout']:.2%} of held-out tokens{split}; no tau above "
-        f"{vocabulary['tau_ceiling_heldout'][str(k)]:.2f} is possible with it"
+        f"{vocabulary['coverage_heldout']:.2%} of held-out tokens{split}"
+        + ("" if ceiling is None else f"; no tau above {ceiling:.2f} is possible with it")
     )
 
 
