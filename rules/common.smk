@@ -264,7 +264,8 @@ def report_spec(wildcards):
         }
         for name, each in EVALUATED.items()
     }
-    return spec(run=S.run, evaluated=evaluated, sets=list(S.evaluation.sets))
+    sets = [settings.HELDOUT, *sorted(SETS_WITH_SOURCE)]
+    return spec(run=S.run, evaluated=evaluated, sets=sets)
 
 
 def adoption_spec(wildcards):

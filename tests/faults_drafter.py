@@ -106,16 +106,6 @@ def _(_: Scene, tensors: dict[str, torch.Tensor]) -> None:
     tensors["layers.0.mlp.down_proj.weight"] = torch.randn(tensors["layers.0.mlp.down_proj.weight"].shape).bfloat16()
 
 
-@tensor_fault(
-    "DFlash: the target's head was trained along",
-    r"  model\.safetensors, lm_head\.weight: has moved though it is frozen; train again\n"
-    r"  model\.safetensors, lm_head\.weight: not the target's rows of the draft vocabulary, bit for bit; train again",
-    checkpoint="drafters/dflash/checkpoint",
-)
-def _(_: Scene, tensors: dict[str, torch.Tensor]) -> None:
-    tensors["lm_head.weight"] = (tensors["lm_head.weight"].float() * 1.01).bfloat16()
-
-
 @fault(
     "Export and serving",
     "DFlash: the engine is not told that a block's tokens see those behind them",
