@@ -57,17 +57,17 @@ ENGINE_NUMERICS = S.engine.model_dump(include={"max_model_len", "dtype", "extra_
 TRUST = S.target.trust_remote_code
 
 
-wildcard_constraints:
-    split="|".join(SPLITS),
-    part=r"\d{5}-of-\d{5}",
-    drafter="|".join(EVALUATED),
-    reference="|".join(S.references) or "(?!)",
-    size=rf"\d+|{WHOLE}",
-
-
 def either(names):
     """Wildcard constraint: one of these names; nothing where there are none."""
     return "|".join(names) or "(?!)"
+
+
+wildcard_constraints:
+    split=either(SPLITS),
+    part=r"\d{5}-of-\d{5}",
+    drafter=either(S.drafters),
+    reference=either(S.references),
+    size=rf"\d+|{WHOLE}",
 
 
 def code(name):

@@ -2,6 +2,7 @@
 """Faults of the training's code path, and a rehearsal that shows them."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from speculators.models.eagle3.core import Eagle3DraftModel
@@ -43,10 +44,17 @@ def layer_lost(scene: Scene) -> None:
     WHERE + r"label layer 4 leaks into the conditioning: with other labels the logits are others" + CURE,
 )
 def label_layer_leaks(scene: Scene) -> None:
-    def last_three(method, sample: dict, states: torch.Tensor) -> dict:
-        return {**method(sample, states), "hidden_states": states[:, 1:].flatten(1)}
+    count_from_the_end(scene, eagle3)
 
-    change_method(scene, eagle3, "view", last_three)
+
+def count_from_the_end(scene: Scene, algorithm: ModuleType) -> None:
+    """As if all captured layers were counted from the end: the label layer is the last of the conditioning."""
+
+    def last_ones(method, sample: dict, states: torch.Tensor) -> dict:
+        shifted = method(sample, states.roll(-1, 1))
+        return {**method(sample, states), "hidden_states": shifted["hidden_states"]}
+
+    change_method(scene, algorithm, "view", last_ones)
 
 
 @fault(
@@ -177,13 +185,7 @@ def dflash_noise_in_labels(scene: Scene) -> None:
     WHERE_DFLASH + r"label layer 4 leaks into the conditioning: with other labels the logits are others" + CURE,
 )
 def dflash_label_layer_leaks(scene: Scene) -> None:
-    """As if all captured layers were counted from the end."""
-
-    def last_ones(method, sample: dict, states: torch.Tensor) -> dict:
-        shifted = method(sample, states.roll(-1, 1))
-        return {**method(sample, states), "hidden_states": shifted["hidden_states"]}
-
-    change_method(scene, dflash, "view", last_ones)
+    count_from_the_end(scene, dflash)
 
 
 @fault(

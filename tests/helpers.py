@@ -50,6 +50,9 @@ def response(row: int, prompt: list[int], generated: list[int]) -> dict:
     }
 
 
+PROBED = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) for row in range(4)]
+
+
 def captured_folder(folder: Path, ids: dict[int, list[int]], layers: Sequence[int] = LAYERS) -> Path:
     """Shards with an index, as one part leaves them; `ids` are each row's tokens, the last has no state."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,64 @@ def arrow_of(folder: Path, responses: Sequence[dict]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     samples.write((samples.sample_of(each) for each in responses), folder / "samples.arrow")
     return folder / "samples.arrow"
+
+
+SMALL_LAYER = {  # of a random drafter
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+
+
+def served_as(algorithm: str, k: int):
+    """What a speculators config says of a drafter of k tokens for no target in particular."""
+    from speculators import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    return SpeculatorsConfig(
+        algorithm=algorithm,
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=k)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+
+
+def randomise(model: torch.nn.Module) -> torch.Generator:
+    """Give a drafter weights whose attention and norms matter (with unit norms some faults cannot be seen)."""
+    draw = torch.Generator().manual_seed(7)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=draw)
+        gain = 4.0 if "o_proj" in name else 1.0
+        weight.data = gain * noise / weight.shape[-1] ** 0.5 if weight.dim() == 2 else 1.0 + 0.5 * noise
+    return draw
+
+
+def random_map(model, draw: torch.Generator, vocabulary: int, size: int) -> None:
+    """Give a drafter the map of a random draft vocabulary of this size."""
+    ids = torch.randperm(vocabulary, generator=draw)[:size].sort().values
+    model.load_vocab_mappings(torch.isin(torch.arange(vocabulary), ids), ids - torch.arange(size))
+
+
+def even_map(vocabulary: int, size: int) -> dict[str, torch.Tensor]:
+    """The map of a draft vocabulary of every second token, or of all where the sizes are equal."""
+    chosen = torch.arange(size) * min(2, vocabulary // size)
+    t2d = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, chosen, True)
+    return {"d2t": chosen - torch.arange(size), "t2d": t2d}
+
+
+def random_probe(folder: Path, target: Path, spec: dict, vocabulary: int, size: int):
+    """Probes of a fresh drafter over `PROBED`, with the map of every second token, or of all."""
+    from pilotfish import probes
+
+    ids = {each["row"]: each["prompt_token_ids"] + each["token_ids"] for each in PROBED}
+    captured = captured_folder(folder / "captured", ids)
+    reader = shards.ShardReader([captured / shards.INDEX], LAYERS)
+    rows = list(samples.load(arrow_of(folder, PROBED)))
+    return probes.of_rows(spec, target, even_map(vocabulary, size), rows, reader)
 
 
 def random_target(folder: Path, vocabulary: int = 200) -> Path:

@@ -13,7 +13,7 @@ from speculators.models.dflash.core import DFlashDraftModel
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from helpers import HIDDEN, LAYERS, arrow_of, captured_folder, random_ids, random_target, response
+from helpers import HIDDEN, LAYERS, arrow_of, captured_folder, even_map, random_ids, random_target, response
 from pilotfish import dflash, probes, shards, transfer
 from pilotfish.errors import UserError
 
@@ -58,11 +58,8 @@ def batch_of(data: transfer.SampleDataset, *numbers: int) -> dict:
 
 def drafter(target: Path, vocabulary: int = DRAFT_VOCABULARY, **spec) -> dflash.DFlash:
     """A drafter that can propose the even tokens below 160, or all of them."""
-    chosen = torch.arange(vocabulary) * (VOCABULARY // vocabulary)
-    t2d = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, chosen, True)
     torch.manual_seed(0)
-    maps = {"d2t": chosen - torch.arange(vocabulary), "t2d": t2d}
-    return dflash.build({**SPEC, **spec}, target, LAYERS[:3], maps).eval()
+    return dflash.build({**SPEC, **spec}, target, LAYERS[:3], even_map(VOCABULARY, vocabulary)).eval()
 
 
 class Looked(NamedTuple):

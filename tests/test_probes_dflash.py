@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
-from pilotfish import dflash, probes, samples, shards, transfer
+from helpers import random_probe, random_target
+from pilotfish import dflash, transfer
 from pilotfish.dflash import DFlash
 from pilotfish.heads import Head
 
@@ -26,7 +26,6 @@ SPEC = {
     "loss": {"hard": 1.0},
     "noise": 0.0,
 }
-RESPONSES = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) for row in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +36,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def faults(target: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """A function that gives what the probes find over random rows; keywords change the spec."""
-    ids = {each["row"]: each["prompt_token_ids"] + each["token_ids"] for each in RESPONSES}
-    captured = captured_folder(tmp_path / "captured", ids)
-    reader = shards.ShardReader([captured / shards.INDEX], LAYERS)
-    rows = list(samples.load(arrow_of(tmp_path, RESPONSES)))
 
     def found(vocabulary: int = DRAFT_VOCABULARY, **spec) -> list[str]:
-        chosen = torch.arange(vocabulary) * (VOCABULARY // vocabulary)
-        t2d = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, chosen, True)
-        maps = {"d2t": chosen - torch.arange(vocabulary), "t2d": t2d}
-        return list(probes.of_rows({**SPEC, **spec}, target, maps, rows, reader).faults(Head(target)))
+        probe = random_probe(tmp_path, target, {**SPEC, **spec}, VOCABULARY, vocabulary)
+        return list(probe.faults(Head(target)))
 
     return found
 

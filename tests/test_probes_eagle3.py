@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
-from pilotfish import eagle3, probes, probes_eagle3, samples, shards
+from helpers import PROBED, random_probe, random_target
+from pilotfish import eagle3, probes, probes_eagle3
 from pilotfish.heads import Head
 
 VOCABULARY, DRAFT_VOCABULARY = 200, 80
@@ -21,7 +21,6 @@ SPEC = {
     "ttt_steps": 3,
     "ttt_step_loss_decay": 0.8,
 }
-RESPONSES = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) for row in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def probe(target: Path, tmp_path: Path) -> Callable[..., probes.Probe]:
     """A function that makes a probe over random rows; keywords change the spec."""
-    ids = {each["row"]: each["prompt_token_ids"] + each["token_ids"] for each in RESPONSES}
-    captured = captured_folder(tmp_path / "captured", ids)
-    reader = shards.ShardReader([captured / shards.INDEX], LAYERS)
-    rows = list(samples.load(arrow_of(tmp_path, RESPONSES)))
-    chosen = torch.arange(DRAFT_VOCABULARY) * 2
-    t2d = torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, chosen, True)
-    maps = {"d2t": chosen - torch.arange(DRAFT_VOCABULARY), "t2d": t2d}
-    return lambda **spec: probes.of_rows({**SPEC, **spec}, target, maps, rows, reader)
+    return lambda **spec: random_probe(tmp_path, target, {**SPEC, **spec}, VOCABULARY, DRAFT_VOCABULARY)
 
 
 @pytest.mark.parametrize("spec", [{}, {"loss": "ce"}, {"ttt_steps": 5}, {"ttt_steps": 1, "seed": 4}], ids=str)
@@ -51,7 +43,7 @@ def test_the_documents_are_the_start_of_the_two_longest_responses(probe):
     documents = probe().documents
     assert [each.row for each in documents] == [3, 2]
     for each in documents:
-        stored = RESPONSES[each.row]
+        stored = PROBED[each.row]
         assert each.tokens_T.tolist() == stored["prompt_token_ids"][-8:] + stored["token_ids"][:12]
         assert each.prompt_length == 8
 

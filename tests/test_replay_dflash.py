@@ -11,12 +11,10 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import Qwen3Config
 
-from helpers import HIDDEN, random_target
+from helpers import HIDDEN, SMALL_LAYER, random_map, random_target, randomise, served_as
 from pilotfish import ddtree, drafting, replay, replay_dflash, rounds
 from pilotfish.drafting import ReplayRow
 from pilotfish.heads import TargetTensors
@@ -30,22 +28,10 @@ def reference_model(target: Path, draft_vocabulary: int = DRAFT_VOCABULARY) -> D
     """A random drafter of two layers whose attention and norms matter, with the target's embedding (and head)."""
     layer = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
+        **SMALL_LAYER,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )
     layer._attn_implementation = "eager"
-    served_as = SpeculatorsConfig(
-        algorithm="dflash",
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=DEPTH)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-    )
     config = DFlashSpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=draft_vocabulary,
@@ -53,21 +39,16 @@ def reference_model(target: Path, draft_vocabulary: int = DRAFT_VOCABULARY) -> D
         aux_hidden_state_layer_ids=[1, 2, 3],
         mask_token_id=MASK,
         sliding_window_non_causal=True,
-        speculators_config=served_as,
+        speculators_config=served_as("dflash", DEPTH),
     )
     model = DFlashDraftModel(config).eval()
-    draw = torch.Generator().manual_seed(7)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=draw)
-        gain = 4.0 if "o_proj" in name else 1.0
-        weight.data = gain * noise / weight.shape[-1] ** 0.5 if weight.dim() == 2 else 1.0 + 0.5 * noise
+    draw = randomise(model)
     held = TargetTensors(target)
     model.embed_tokens.weight.data = torch.cat([rows for _, rows in held.embedding()])
     if draft_vocabulary == VOCABULARY:
         model.lm_head.weight.data = torch.cat(list(held.head()))
     else:
-        ids = torch.randperm(VOCABULARY, generator=draw)[:draft_vocabulary].sort().values
-        model.load_vocab_mappings(torch.isin(torch.arange(VOCABULARY), ids), ids - torch.arange(len(ids)))
+        random_map(model, draw, VOCABULARY, draft_vocabulary)
     return model
 
 

@@ -11,55 +11,37 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig
 
+from helpers import HIDDEN, SMALL_LAYER, random_map, randomise, served_as
 from pilotfish import drafting, replay, replay_eagle3, rounds
 from pilotfish.drafting import ReplayRow
 from pilotfish.replay_eagle3 import Eagle3Drafter
 
-K, HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 3, 64, 200, 80
+K, VOCABULARY, DRAFT_VOCABULARY = 3, 200, 80
 FORWARDS = [(True, False), (False, False), (True, True)]  # norm_before_residual, norm_output
 
 
 def reference_model(norm_before_residual: bool, norm_output: bool) -> Eagle3DraftModel:
-    """A random drafter whose attention and norms matter: with unit norms some faults cannot be seen."""
+    """A random drafter whose attention and norms matter."""
     layer = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
+        **SMALL_LAYER,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )
     layer._attn_implementation = "eager"
-    served_as = SpeculatorsConfig(
-        algorithm="eagle3",
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=K)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-    )
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=DRAFT_VOCABULARY,
         norm_before_residual=norm_before_residual,
         norm_output=norm_output,
         eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-        speculators_config=served_as,
+        speculators_config=served_as("eagle3", K),
     )
     model = Eagle3DraftModel(config).eval()
-    draw = torch.Generator().manual_seed(7)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=draw)
-        gain = 4.0 if "o_proj" in name else 1.0
-        weight.data = gain * noise / weight.shape[-1] ** 0.5 if weight.dim() == 2 else 1.0 + 0.5 * noise
-    ids = torch.randperm(VOCABULARY, generator=draw)[:DRAFT_VOCABULARY].sort().values
-    model.load_vocab_mappings(torch.isin(torch.arange(VOCABULARY), ids), ids - torch.arange(len(ids)))
+    draw = randomise(model)
+    random_map(model, draw, VOCABULARY, DRAFT_VOCABULARY)
     return model
 
 

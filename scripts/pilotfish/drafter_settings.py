@@ -104,6 +104,7 @@ class DFlashSettings(TrainingSettings):
         return {**self.model_dump(), "gamma": gamma, "anchors": anchors, "loss": loss}
 
 
+DRAFTERS = {"eagle3": Eagle3Settings, "dflash": DFlashSettings}  # by algorithm
 DrafterSettings = Annotated[Eagle3Settings | DFlashSettings, Field(discriminator="algorithm")]
 
 

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from pilotfish import constants, export, replay, tensors
 from pilotfish.constants import Constants
+from pilotfish.device import DTYPE
 
 SLOTS = 32  # of a held-out row, drafted from by the checkpoint and by the export
-DTYPE = torch.bfloat16
 
 
 def schema(made: Constants) -> tensors.Schema:

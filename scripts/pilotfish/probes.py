@@ -17,6 +17,8 @@ from pilotfish.heads import Head
 from pilotfish.shards import RowStates, ShardReader
 
 BEFORE, AFTER = 8, 12  # tokens of a document before and after the start of the response
+CONDITIONING, LABELS = slice(None, -1), slice(-1, None)  # of the layers of a document's states
+NOISE_IN_LABELS = "noise reaches the labels: take them before any is added"
 LOSS_TOLERANCE = 1e-3  # relative; the two sides agree to 1e-6
 
 
@@ -45,6 +47,10 @@ class Probe(ABC):
         """Slots that a document takes in the pack."""
 
     @abstractmethod
+    def moved(self, seen: Any, which: int) -> torch.Tensor:
+        """Which of a document's drafts differ from the base's logits in any bit, the first drafted step first."""
+
+    @abstractmethod
     def faults(self, head: Head) -> Iterator[str]:
         """Everything wrong that the probes see, one text each; `head` is the target's own."""
 
@@ -65,6 +71,36 @@ class Probe(ABC):
         change(tokens, states)
         documents[which] = replace(documents[which], tokens_T=tokens, states_TLH=states)
         return self.look(documents, seed)
+
+    def noised(self, layers: slice, seed: int = 0) -> Any:
+        """A look with noise on some layers of the first document's states."""
+
+        def disturb(_, states: torch.Tensor) -> None:
+            states[:, layers] = self.noisy(states[:, layers])
+
+        return self.changed(0, disturb, seed)
+
+    def layer_faults(self) -> Iterator[str]:
+        """Each conditioning layer must reach the projection: without its states, every first draft is another."""
+        for column, layer in enumerate(self.layers[:-1]):
+            seen = self.changed(0, lambda _, states, column=column: states[:, column].zero_())
+            if not self.moved(seen, 0)[0].all():
+                yield f"layer {layer} does not reach the projection: without its states the logits stay as they are"
+
+    def leak_faults(self) -> Iterator[str]:
+        """The label layer must not be among the conditioning."""
+        seen = self.noised(LABELS)
+        if any(self.moved(seen, which).any() for which in range(len(self.documents))):
+            yield f"label layer {self.layers[-1]} leaks into the conditioning: with other labels the logits are others"
+
+    def another(self, which: int) -> Any:
+        """A look with other tokens and states in one document."""
+
+        def disturb(tokens: torch.Tensor, states: torch.Tensor) -> None:
+            tokens.copy_(tokens.roll(3))
+            states.copy_(self.noisy(states))
+
+        return self.changed(which, disturb)
 
     def noisy(self, states: torch.Tensor) -> torch.Tensor:
         """States with noise of their own size."""
@@ -102,6 +138,11 @@ def whence(value: torch.Tensor, stored: torch.Tensor) -> str:
     """Which position of a document a slot's value comes from."""
     found = (stored == value).all(-1).nonzero().flatten().tolist()
     return f"that of position {found[0]}" if found else "that of no position (noise, or other layers)"
+
+
+def packing_fault(which: int, other: int) -> str:
+    """What to say where one document of a pack changes the other."""
+    return f"packed documents see each other: document {which} changes the logits of document {other}"
 
 
 def loss_fault(held: float, asked: str, of: Mapping[str, float], what: str) -> str | None:

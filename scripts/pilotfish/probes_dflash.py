@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pilotfish.dflash import IGNORED, Blocks
 from pilotfish.excerpts import Excerpt
 from pilotfish.heads import Head
-from pilotfish.probes import Probe, loss_fault, outputs, whence
+from pilotfish.probes import CONDITIONING, NOISE_IN_LABELS, Probe, loss_fault, outputs, packing_fault, whence
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,6 @@ class Seen:
     logits_ABV: torch.Tensor
     targets_TV: torch.Tensor
     loss: float
-
-    def moved(self, other: "Seen") -> torch.Tensor:
-        """Which blocks' drafted logits differ in any bit [A]; all where the other has other blocks."""
-        if not torch.equal(self.blocks.positions_AB, other.blocks.positions_AB):
-            return torch.ones(len(self.logits_ABV), dtype=torch.bool)
-        return (self.logits_ABV != other.logits_ABV)[:, 1:].any(-1).any(-1)
 
 
 class DFlashProbe(Probe):
@@ -56,9 +50,19 @@ class DFlashProbe(Probe):
         starts_A = self.base.blocks.positions_AB[:, 0]
         return (starts_A >= span.start) & (starts_A < (span.stop if end is None else span.start + end))
 
+    def moved(self, seen: Seen, which: int) -> torch.Tensor:
+        """[1, blocks of the document]."""
+        return self.moved_blocks(seen)[None, self.anchors(which)]
+
+    def moved_blocks(self, seen: Seen) -> torch.Tensor:
+        """Of all blocks, whose drafted logits differ from the base's [A]; all where the other look has other blocks."""
+        if not torch.equal(self.base.blocks.positions_AB, seen.blocks.positions_AB):
+            return torch.ones(len(self.base.logits_ABV), dtype=torch.bool)
+        return (self.base.logits_ABV != seen.logits_ABV)[:, 1:].any(-1).any(-1)
+
     def faults(self, head: Head) -> Iterator[str]:
         yield from block_faults(self)
-        yield from layer_faults(self)
+        yield from self.layer_faults()
         yield from label_faults(self)
         yield from causality_faults(self)
         yield from isolation_faults(self)
@@ -110,34 +114,18 @@ def _trained(probe: DFlashProbe, which: int) -> dict[tuple[int, int], int]:
     return found
 
 
-def layer_faults(probe: DFlashProbe) -> Iterator[str]:
-    """Each conditioning layer must reach the projection: without its states, every block's logits are others."""
-    for column, layer in enumerate(probe.layers[:-1]):
-        seen = probe.changed(0, lambda _, states, column=column: states[:, column].zero_())
-        if not probe.base.moved(seen)[probe.anchors(0)].all():
-            yield f"layer {layer} does not reach the projection: without its states the logits stay as they are"
-
-
 def label_faults(probe: DFlashProbe) -> Iterator[str]:
     """The label layer must not be among the conditioning, nor noise on the conditioning in the labels."""
-
-    def disturb_labels(_, states: torch.Tensor) -> None:
-        states[:, -1] = probe.noisy(states[:, -1])
-
-    def disturb_conditioning(_, states: torch.Tensor) -> None:
-        states[:, :-1] = probe.noisy(states[:, :-1])
-
-    if probe.base.moved(probe.changed(0, disturb_labels)).any():
-        yield f"label layer {probe.layers[-1]} leaks into the conditioning: with other labels the logits are others"
+    yield from probe.leak_faults()
     # In training, with noise of the data path's own.
     probe.spec["noise"] = 1.0
     probe.model.train()
-    noisy = probe.changed(0, disturb_conditioning, seed=1)
+    noisy = probe.noised(CONDITIONING, seed=1)
     probe.model.eval()
     probe.spec["noise"] = 0.0
     same = torch.equal(noisy.targets_TV, probe.base.targets_TV)
     if not same or not torch.equal(noisy.blocks.labels_AB, probe.base.blocks.labels_AB):
-        yield "noise reaches the labels: take them before any is added"
+        yield NOISE_IN_LABELS
 
 
 def causality_faults(probe: DFlashProbe) -> Iterator[str]:
@@ -155,7 +143,7 @@ def causality_faults(probe: DFlashProbe) -> Iterator[str]:
         (disturb_states, start + 1, f"states from position {start} on"),
         (disturb_future, start, f"tokens and states from position {start} on"),
     ):
-        early = probe.base.moved(probe.changed(0, disturb)) & probe.anchors(0, end)
+        early = probe.moved_blocks(probe.changed(0, disturb)) & probe.anchors(0, end)
         if early.any():
             anchor = int(probe.base.blocks.positions_AB[early][0, 0])
             yield f"{what} change the logits of the block at position {anchor}: it sees its own future"
@@ -169,18 +157,14 @@ def isolation_faults(probe: DFlashProbe) -> Iterator[str]:
     def disturb_anchor(tokens: torch.Tensor, _) -> None:
         tokens[place] = tokens[place - 1]
 
-    def disturb(tokens: torch.Tensor, states: torch.Tensor) -> None:
-        tokens.copy_(tokens.roll(3))
-        states.copy_(probe.noisy(states))
-
     starts_A = probe.base.blocks.positions_AB[:, 0]
-    others = probe.base.moved(probe.changed(0, disturb_anchor)) & (starts_A != probe.span(0).start + place)
+    others = probe.moved_blocks(probe.changed(0, disturb_anchor)) & (starts_A != probe.span(0).start + place)
     if others.any():
         seen = int(starts_A[others][0])
         yield f"blocks see each other: the token at position {place} changes the block at position {seen}"
     for which, other in ((0, 1), (1, 0)):
-        if probe.base.moved(probe.changed(which, disturb))[probe.anchors(other)].any():
-            yield f"packed documents see each other: document {which} changes the logits of document {other}"
+        if probe.moved(probe.another(which), other).any():
+            yield packing_fault(which, other)
 
 
 def loss_faults(probe: DFlashProbe, head: Head) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pilotfish import samples
 from pilotfish.excerpts import Excerpt
 from pilotfish.heads import Head
-from pilotfish.probes import Probe, loss_fault, outputs, whence
+from pilotfish.probes import CONDITIONING, NOISE_IN_LABELS, Probe, loss_fault, outputs, packing_fault, whence
 
 # Mean over the supervised slots of -sum p log q (ce: p is the likeliest token), less -sum p log p (kl_div).
 # After speculators.losses, which takes both over the draft vocabulary.
@@ -32,10 +32,6 @@ class Seen:
     targets_SV: torch.Tensor
     losses: list[float]  # of each step
 
-    def moved(self, other: "Seen") -> torch.Tensor:
-        """Which logits differ in any bit [K, S]."""
-        return (self.logits_KSV != other.logits_KSV).any(-1)
-
 
 class Eagle3Probe(Probe):
     """Probes of an EAGLE-3 drafter: each look gives the logits of every step."""
@@ -49,8 +45,13 @@ class Eagle3Probe(Probe):
     def slots(self, each: Excerpt) -> int:
         return each.slots
 
+    def moved(self, seen: Seen, which: int) -> torch.Tensor:
+        """[K, slots of the document]."""
+        span = self.span(which)
+        return (self.base.logits_KSV[:, span] != seen.logits_KSV[:, span]).any(-1)
+
     def faults(self, head: Head) -> Iterator[str]:
-        yield from layer_faults(self)
+        yield from self.layer_faults()
         yield from label_faults(self)
         yield from causality_faults(self)
         yield from packing_faults(self)
@@ -58,30 +59,13 @@ class Eagle3Probe(Probe):
         yield from loss_faults(self, head)
 
 
-def layer_faults(probe: Eagle3Probe) -> Iterator[str]:
-    """Each conditioning layer must reach the projection: without its states, every slot's logits are others."""
-    for column, layer in enumerate(probe.layers[:-1]):
-        seen = probe.changed(0, lambda _, states, column=column: states[:, column].zero_())
-        if not probe.base.moved(seen)[0, probe.span(0)].all():
-            yield f"layer {layer} does not reach the projection: without its states the logits stay as they are"
-
-
 def label_faults(probe: Eagle3Probe) -> Iterator[str]:
     """The label layer must not be among the conditioning, nor noise on the conditioning in the labels."""
-
-    def disturb_labels(_, states: torch.Tensor) -> None:
-        states[:, -1] = probe.noisy(states[:, -1])
-
-    def disturb_conditioning(_, states: torch.Tensor) -> None:
-        states[:, :-1] = probe.noisy(states[:, :-1])
-
-    span = probe.span(0)
-    if probe.base.moved(probe.changed(0, disturb_labels))[:, span].any():
-        yield f"label layer {probe.layers[-1]} leaks into the conditioning: with other labels the logits are others"
+    yield from probe.leak_faults()
     # Another seed, so that noise which the data path adds by itself is another too.
-    noisy = probe.changed(0, disturb_conditioning, seed=1)
+    noisy, span = probe.noised(CONDITIONING, seed=1), probe.span(0)
     if not torch.equal(noisy.targets_SV[span], probe.base.targets_SV[span]):
-        yield "noise reaches the labels: take them before any is added"
+        yield NOISE_IN_LABELS
 
 
 def causality_faults(probe: Eagle3Probe) -> Iterator[str]:
@@ -95,7 +79,7 @@ def causality_faults(probe: Eagle3Probe) -> Iterator[str]:
         tokens[start:] = tokens[start:].roll(1)
         states[start:] = probe.noisy(states[start:])
 
-    moved = probe.base.moved(probe.changed(0, disturb_future))
+    moved = probe.moved(probe.changed(0, disturb_future), 0)
     for step in range(len(moved)):
         if early := moved[step, : max(0, start - 1 - step)].nonzero().flatten().tolist():
             yield f"what comes from position {start} on changes the logits of slot {early[0]} (step {step}): not causal"
@@ -108,16 +92,10 @@ def packing_faults(probe: Eagle3Probe) -> Iterator[str]:
     The last slots of step s take the next document's tokens; no loss is taken there.
     """
 
-    def disturb(tokens: torch.Tensor, states: torch.Tensor) -> None:
-        tokens.copy_(tokens.roll(3))
-        states.copy_(probe.noisy(states))
-
     for which, other in ((0, 1), (1, 0)):
-        moved, span = probe.base.moved(probe.changed(which, disturb)), probe.span(other)
-        for step in range(len(moved)):
-            if moved[step, span.start : span.stop - step].any():
-                yield f"packed documents see each other: document {which} changes the logits of document {other}"
-                break
+        moved = probe.moved(probe.another(which), other)
+        if any(moved[step, : moved.shape[1] - step].any() for step in range(len(moved))):
+            yield packing_fault(which, other)
 
 
 def line_up_faults(probe: Eagle3Probe) -> Iterator[str]:

@@ -163,16 +163,11 @@ def _of_sglang(config: dict, facts: Mapping, path: Path) -> dict:
     stated = config.get("eagle_aux_hidden_state_layer_ids") or facts["default_capture_layers"]
     if config.get("tie_word_embeddings"):
         raise UserError(f"{path}: tie_word_embeddings is true; only drafters with a head of their own are replayed")
-    layer = _layer(config, "eagle3", path)
     return {
-        "speculators_model_type": "eagle3",
+        **_common(config, "eagle3", path),
         "architectures": ["Eagle3DraftModel"],
-        "dtype": "bfloat16",
         "eagle_aux_hidden_state_layer_ids": [output + 1 for output in outputs] if outputs else stated,
-        "draft_vocab_size": config.get("draft_vocab_size") or layer["vocab_size"],
-        "target_hidden_size": config.get("target_hidden_size"),
         **{flag: config.get(flag, False) for flag in NORM_FLAGS},
-        "transformer_layer_config": layer,
     }
 
 
@@ -182,18 +177,25 @@ def _of_zlab(config: dict, facts: Mapping, path: Path) -> dict:
     wanted = ("block_size", "mask_token_id", "target_layer_ids")
     if lacking := [key for key in wanted if nested.get(key) in (None, [])]:
         raise UserError(f"{path}: {', '.join(lacking)} missing; write what it was trained with into dflash_config")
-    layer = _layer(config, "dflash", path)
     return {
-        "speculators_model_type": "dflash",
+        **_common(config, "dflash", path),
         "architectures": ["DFlashDraftModel"],
-        "dtype": "bfloat16",
         "aux_hidden_state_layer_ids": [output + 1 for output in nested["target_layer_ids"]],
         "block_size": nested["block_size"],
         "mask_token_id": nested["mask_token_id"],
-        "draft_vocab_size": config.get("draft_vocab_size") or layer["vocab_size"],
-        "target_hidden_size": config.get("target_hidden_size"),
         "sample_from_anchor": False,
         "sliding_window_non_causal": True,
+    }
+
+
+def _common(config: Mapping, algorithm: str, path: Path) -> dict:
+    """What a config of speculators states whatever the algorithm, out of one that has it at the top."""
+    layer = _layer(config, algorithm, path)
+    return {
+        "speculators_model_type": algorithm,
+        "dtype": "bfloat16",
+        "draft_vocab_size": config.get("draft_vocab_size") or layer["vocab_size"],
+        "target_hidden_size": config.get("target_hidden_size"),
         "transformer_layer_config": layer,
     }
 

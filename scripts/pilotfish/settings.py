@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, ValidationError, model_validator
 
-from pilotfish.drafter_settings import DrafterSettings, ReferenceSettings
+from pilotfish.drafter_settings import DRAFTERS, DrafterSettings, ReferenceSettings
 from pilotfish.errors import UserError
 from pilotfish.evaluation_sets import HUB, HUMAN_EVAL
 from pilotfish.strict import Name, Strict
@@ -259,7 +259,7 @@ def _explain(fault: dict) -> str:
         cure = f"did you mean `{near[0]}`?" if near else f"known keys here: {', '.join(sorted(known))}"
         return f"{where}: unknown key; {cure}"
     if fault["type"].startswith("union_tag"):
-        return f"{where}.algorithm: {fault['input'].get('algorithm')!r}; choose {ALGORITHMS}"
+        return f"{where}.algorithm: {fault['input'].get('algorithm')!r}; choose {' or '.join(DRAFTERS)}"
     if fault["type"] == "missing":
         return f"{where}: missing; it has no default, so set it"
     if fault["type"] == "string_pattern_mismatch":
@@ -272,9 +272,6 @@ def _explain(fault: dict) -> str:
     if isinstance(value, dict):
         return f"{where}: {message}" if fault["loc"] else message
     return f"{where}: {message} (found {value!r})"
-
-
-ALGORITHMS = "eagle3 or dflash"
 
 
 def _number_cure(text: str, whole: bool) -> str:
@@ -305,9 +302,8 @@ def _located(location: tuple) -> tuple[list[str], Any]:
         if part in fields:
             model, inner = inner, fields[part].annotation
         elif get_origin(inner) is Annotated:
-            members = get_args(get_args(inner)[0])
-            if tagged := [m for m in members if part in get_args(m.model_fields["algorithm"].annotation)]:
-                inner = tagged[0]
+            if part in DRAFTERS:
+                inner = DRAFTERS[part]
                 continue
         elif get_origin(inner) is dict:  # a name
             inner = get_args(inner)[1]

@@ -170,9 +170,8 @@ class StepLog(logging.Handler):
         return any((row["kind"], row["epoch"]) == (kind, epoch) for row in files.read_appended(self.path))
 
     def replayed(self, epoch: int, step: int, found: dict) -> None:
-        """Write down what the replay of held-out rows after `epoch` gave, unless an earlier try did."""
-        if not self.holds("replay", epoch):
-            files.append_jsonl(self.path, {"kind": "replay", "epoch": epoch, "step": step, **found})
+        """Write down what the replay of held-out rows after `epoch` gave."""
+        files.append_jsonl(self.path, {"kind": "replay", "epoch": epoch, "step": step, **found})
         logger.info("epoch %d: replay tau %.3f on %d held-out rows", epoch + 1, found["tau"], found["rows"])
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -261,6 +260,8 @@ def train(
     log = StepLog(work / "training_log.jsonl", total)
 
     def replay_after(epoch: int, step: int) -> None:
+        if log.holds("replay", epoch):  # by an earlier try, which ended before the validation
+            return
         export(model, work / "replayed")
         log.replayed(epoch, step, replay(work / "replayed"))
 
