@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector copies a request's states out of the cache's blocks, and its files appear whole."""
+"""States are copied out of the cache's blocks, files appear whole, and no token is computed twice."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from vllm.v1.outputs import DraftTokenIds
 
 import helpers  # noqa: F401
 from pilotfish import capture
@@ -70,3 +71,12 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="no space left"):
         capture.ShardCaptureConnector._write_tensors({}, capture._Done(), str(path), None)
     assert not path.exists()
+
+
+def test_the_last_token_that_vllm_drafts_again_is_not_scheduled():
+    scheduler = capture.DraftlessScheduler.__new__(capture.DraftlessScheduler)
+    request = SimpleNamespace(spec_token_ids=[], is_finished=lambda: False, is_prefill_chunk=False)
+    scheduler.requests = {"r": request}
+    scheduler.structured_output_manager = SimpleNamespace(validate_tokens=lambda _, drafted: drafted)
+    scheduler.update_draft_token_ids(DraftTokenIds(req_ids=["r"], draft_token_ids=[[7]]))
+    assert request.spec_token_ids == []

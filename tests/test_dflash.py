@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> transfer.SampleDataset:
 
 def batch_of(data: transfer.SampleDataset, *numbers: int) -> dict:
     """A pack of some samples, in fp32."""
-    batch = dflash.collator(SPEC, PACK, HIDDEN, len(LAYERS) - 1)([data[number] for number in numbers])
+    batch = dflash.collator(SPEC, PACK, HIDDEN, len(LAYERS) - 1, torch.bfloat16)([data[number] for number in numbers])
     return batch | {name: value.float() for name, value in batch.items() if "hidden_states" in name}
 
 

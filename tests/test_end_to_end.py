@@ -123,6 +123,11 @@ def test_all_states_came_from_generation_and_none_needed_a_second_pass(tiny_run:
     assert not list((root / "logs" / "tiny" / "capture").glob("*.engine.log"))
 
 
+def test_while_states_are_captured_no_token_is_computed_twice(tiny_run: tuple[Path, str]):
+    logs = list((tiny_run[0] / "logs" / "tiny" / "respond").glob("*.engine.log"))
+    assert logs and all("pilotfish.capture.DraftlessScheduler" in log.read_text(encoding="utf-8") for log in logs)
+
+
 def test_captured_states_are_those_of_transformers_before_each_layer(run: Path, tiny_target: Path):
     """h(k) is Hugging Face's hidden_states[k] for k < L; h(L) gives its logits only through the final norm."""
     from transformers import AutoModelForCausalLM

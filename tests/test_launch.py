@@ -5,8 +5,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from pilotfish import engine, files, launch
 from test_constants import config, configs, engine_of, target  # noqa: F401
@@ -54,12 +57,19 @@ def test_with_a_drafter_the_view_holds_its_constants_and_its_folder(config: dict
 
 # Stands for vLLM: the server's module makes the engine's configuration and says what it was told.
 ARG_UTILS = """
+import os, sys
 from types import SimpleNamespace
 class EngineArgs:
     def create_engine_config(self, context=None):
         target = SimpleNamespace(model="m", dtype="torch.bfloat16", max_model_len=8, get_hidden_size=lambda: 1,
                                  get_total_num_hidden_layers=lambda: 2, get_vocab_size=lambda: 3)
-        return SimpleNamespace(model_config=target, speculative_config=None)
+        method = sys.argv[sys.argv.index("--method") + 1] if "--method" in sys.argv else None
+        return SimpleNamespace(
+            model_config=target,
+            speculative_config=method and SimpleNamespace(method=method, num_speculative_tokens=1),
+            device_config=SimpleNamespace(device_type=os.environ["DEVICE"]),
+            scheduler_config=SimpleNamespace(scheduler_cls=None),
+        )
 class AsyncEngineArgs(EngineArgs):
     pass
 """
@@ -68,17 +78,32 @@ import sys
 from vllm.engine.arg_utils import AsyncEngineArgs
 if __name__ == "__main__":
     made = AsyncEngineArgs().create_engine_config(context="server")
-    print(sys.argv[1:], made.model_config.model)
+    print(sys.argv[1:], made.model_config.model, made.scheduler_config.scheduler_cls)
 """
 
 
-def test_the_server_gets_its_own_arguments_and_the_view_is_written(tmp_path: Path):
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., str]:
+    """What the server says that is started with these arguments on a kind of device; its view is VIEW.json."""
     for folder, name, code in (("engine", "arg_utils", ARG_UTILS), ("entrypoints/openai", "api_server", API_SERVER)):
         (tmp_path / "vllm" / folder).mkdir(parents=True)
         (tmp_path / "vllm" / folder / f"{name}.py").write_text(code, encoding="utf-8")
     (tmp_path / "vllm" / "__init__.py").touch()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(engine.SCRIPTS)])}
-    line = [sys.executable, "-m", "pilotfish.launch", str(tmp_path / "view.json"), "--model", "m"]
-    said = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
-    assert said == "['--model', 'm'] m\n"
+
+    def started(*arguments: str, device: str = "cpu") -> str:
+        path = os.pathsep.join([str(tmp_path), str(engine.SCRIPTS)])
+        line = [sys.executable, "-m", "pilotfish.launch", str(tmp_path / "view.json"), *arguments]
+        environment = {**os.environ, "PYTHONPATH": path, "DEVICE": device}
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
+
+    return started
+
+
+def test_the_server_gets_its_own_arguments_and_the_view_is_written(serve: Callable[..., str], tmp_path: Path):
+    assert serve("--model", "m") == "['--model', 'm'] m None\n"
     assert files.read_json(tmp_path / "view.json")["target"]["layers"] == 2
+
+
+@pytest.mark.parametrize(("device", "scheduler"), [("cpu", "pilotfish.capture.DraftlessScheduler"), ("cuda", "None")])
+def test_capture_on_a_cpu_has_a_scheduler_of_its_own(serve: Callable[..., str], device: str, scheduler: str):
+    assert serve("--method", "extract_hidden_states", device=device).split()[-1] == scheduler

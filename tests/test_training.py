@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,6 +135,30 @@ def test_the_trainable_tensors_move_and_the_frozen_ones_do_not(inputs: Inputs, u
     after = unbroken.model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == before.keys() - set.union(*FROZEN[inputs.algorithm], {"d2t", "t2d"})
+
+
+@pytest.mark.parametrize(
+    ("captured", "computed"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16)],
+)
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+def test_a_drafter_computes_in_fp32_on_states_in_fp32_and_in_bf16_on_others(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: torch.dtype, computed: torch.dtype
+):
+    read, products = shards.ShardReader.read, set()
+
+    def read_as_captured(reader: shards.ShardReader, row: int) -> shards.RowStates:
+        held = read(reader, row)
+        return replace(held, hidden_states=held.hidden_states.to(captured))
+
+    def notice(*_: object) -> None:
+        products.add((torch.ones(1, 1) @ torch.ones(1, 1)).dtype)
+
+    monkeypatch.setattr(shards.ShardReader, "read", read_as_captured)
+    monkeypatch.setattr(training.ResumableTrainer, "_reseed", notice)
+    assert next(iter(training.loader(inputs.train, inputs.spec, PACK, 0)))["hidden_states"].dtype == computed
+    train(inputs, tmp_path, epochs=1)
+    assert products == {computed}
 
 
 def test_each_step_is_logged_once_and_each_epoch_ends_with_a_replay_and_on_the_heldout_samples(unbroken: Trained):

@@ -18,7 +18,7 @@ from speculators.train.cli import create_transformer_layer_config
 from speculators.train.data import CollateFn
 from transformers import AutoTokenizer
 
-from pilotfish.device import DTYPE, on_gpu
+from pilotfish.device import on_gpu
 from pilotfish.errors import UserError
 
 EXTRA = 1  # tokens of a view beside those with states: the last, which is a label only
@@ -181,9 +181,9 @@ def view(sample: Mapping[str, torch.Tensor], states_TLH: torch.Tensor) -> dict[s
     }
 
 
-def collator(spec: Mapping, tokens: int, hidden: int, layers: int) -> CollateFn:
+def collator(spec: Mapping, tokens: int, hidden: int, layers: int, dtype: torch.dtype) -> CollateFn:
     """Packs of `tokens` tokens, and a block of padding: speculators sets no anchor in the last block of a pack."""
-    return CollateFn(tokens + spec["block_size"], hidden, num_target_layers=layers, dtype=DTYPE)
+    return CollateFn(tokens + spec["block_size"], hidden, num_target_layers=layers, dtype=dtype)
 
 
 def call_arguments(spec: Mapping) -> dict:

@@ -11,7 +11,7 @@ from speculators.train.cli import create_transformer_layer_config
 from speculators.train.data import CollateFn
 
 from pilotfish import samples
-from pilotfish.device import DTYPE, on_gpu
+from pilotfish.device import on_gpu
 
 EXTRA = 0  # tokens of a view beside those with states
 
@@ -56,9 +56,9 @@ def view(sample: Mapping[str, torch.Tensor], states_TLH: torch.Tensor) -> dict[s
     }
 
 
-def collator(_spec: Mapping, tokens: int, hidden: int, layers: int) -> CollateFn:
+def collator(_spec: Mapping, tokens: int, hidden: int, layers: int, dtype: torch.dtype) -> CollateFn:
     """Packs of `tokens` slots, shifted as EAGLE-3 needs them."""
-    return CollateFn(tokens, hidden, num_target_layers=layers, dtype=DTYPE, preprocess=shift_batch)
+    return CollateFn(tokens, hidden, num_target_layers=layers, dtype=dtype, preprocess=shift_batch)
 
 
 def call_arguments(spec: Mapping) -> dict:

@@ -13,6 +13,7 @@ from pilotfish import constants, files
 
 SERVER = "vllm.entrypoints.openai.api_server"
 CAPTURE = "extract_hidden_states"  # vLLM's name of a method that drafts nothing
+SCHEDULER = "pilotfish.capture.DraftlessScheduler"
 
 
 def view(config: Any) -> dict:
@@ -35,10 +36,15 @@ def view(config: Any) -> dict:
             "method": speculative.method,
             "num_speculative_tokens": speculative.num_speculative_tokens,
         }
-    if speculative is not None and speculative.method != CAPTURE:
+    if speculative is not None and not captures(config):
         facts["speculative"]["model"] = speculative.model
         facts["drafter"] = constants.of_engine(config).model_dump()
     return facts
+
+
+def captures(config: Any) -> bool:
+    """Whether the engine is one that writes hidden states."""
+    return config.speculative_config is not None and config.speculative_config.method == CAPTURE
 
 
 def main() -> None:
@@ -50,6 +56,8 @@ def main() -> None:
 
     def create_and_tell(self, *arguments, **options):
         config = create(self, *arguments, **options)
+        if captures(config) and config.device_config.device_type == "cpu":
+            config.scheduler_config.scheduler_cls = SCHEDULER
         files.write_json(path, view(config))
         return config
 

@@ -10,7 +10,6 @@ import httpx
 import torch
 
 from pilotfish import algorithms, excerpts, heads, shards, training
-from pilotfish.device import DTYPE
 from pilotfish.device import device as on_device
 from pilotfish.engine import SERVED_NAME, Engine
 from pilotfish.errors import UserError
@@ -101,7 +100,7 @@ def memorise(model: torch.nn.Module, excerpt: Excerpt, spec: dict, folder: Path)
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
     log: list[dict] = []
     while len(log) < STEPS and not (len(log) >= SURE and all(min(row["accuracy"]) == 1 for row in log[-SURE:])):
-        with torch.autocast(device.type, dtype=DTYPE):
+        with torch.autocast(device.type, dtype=batch["hidden_states"].dtype):
             _, loss, metrics = model(**batch, **arguments)
         shares = algorithm.accuracy(metrics, batch, spec)
         log.append({"loss": round(loss.item(), 6), "accuracy": [round(share, 6) for share in shares]})

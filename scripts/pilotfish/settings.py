@@ -170,7 +170,9 @@ class EngineSettings(Strict):
     """How vLLM is started; the same for generation, capture and both sides of serving."""
 
     max_model_len: int = Field(gt=1, description="longest prompt plus response, in tokens")
-    dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="of the weights")
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        "bfloat16", description="of the target as served and of its states; a drafter is trained in fp32 if this is"
+    )
     tensor_parallel: int = Field(1, gt=0, description="GPUs per engine; must fit the profile's nodes")
     max_num_seqs: int = Field(64, gt=0, description="requests computed together while generating")
     enforce_eager: bool = Field(False, description="skip compilation: faster start, slower tokens")

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from speculators.train.trainer import Trainer, TrainerConfig
 from torch.utils.data import DataLoader
 
 from pilotfish import algorithms, batches, constants, files, tensors
-from pilotfish.device import DTYPE, device, on_gpu
+from pilotfish.device import DTYPE, compute_dtype, device, on_gpu
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
+# What is computed in fp32 needs no autocast, which torch turns off by itself, with a warning.
+warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype is not supported")
 loguru.logger.disable("speculators")
 
 CHECKPOINTS_PER_EPOCH = 4
@@ -44,13 +47,14 @@ def loader(dataset: SampleDataset, spec: Mapping, tokens: int, seed: int) -> Dat
     sample = dataset[0]
     hidden = sample["verifier_last_hidden_states"].shape[1]
     layers = sample["hidden_states"].shape[1] // hidden
+    dtype = compute_dtype(sample["verifier_last_hidden_states"])
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=WORKERS if on_gpu() else 0,
         pin_memory=on_gpu(),
         multiprocessing_context="spawn" if on_gpu() else None,
-        collate_fn=algorithms.of(spec).collator(spec, tokens, hidden, layers),
+        collate_fn=algorithms.of(spec).collator(spec, tokens, hidden, layers, dtype),
     )
 
 
@@ -201,7 +205,7 @@ class StepLog(logging.Handler):
             )  # fmt: skip
 
 
-def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
+def _trainer_config(spec: dict, work: Path, dtype: torch.dtype) -> TrainerConfig:
     arguments = algorithms.of(spec).call_arguments(spec)
     return TrainerConfig(
         lr=spec["learning_rate"],
@@ -213,7 +217,7 @@ def _trainer_config(spec: dict, work: Path) -> TrainerConfig:
         scheduler_type="cosine",
         scheduler_warmup_ratio=spec["warmup_ratio"],
         checkpoint_freq=1 / CHECKPOINTS_PER_EPOCH,
-        hidden_states_dtype=DTYPE,
+        hidden_states_dtype=dtype,
     )
 
 
@@ -267,7 +271,7 @@ def train(
 
     trainer = ResumableTrainer(
         model,
-        _trainer_config(spec, work),
+        _trainer_config(spec, work, train_loader.collate_fn.dtype),
         train_loader,
         loader(heldout_set, spec, spec["tokens_per_batch"], 0),
         state=work / "state",
