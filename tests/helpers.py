@@ -214,7 +214,7 @@ def command_line(shell: str) -> list[str]:
 
 def write_benchmark(path: Path, seconds: float, memory: str = "1.0") -> None:
     """A benchmark as Snakemake writes it."""
-    files.write_text(path, f"s\th:m:s\tmax_rss\n{seconds}\t0:00:01\t{memory}\n")
+    files.write_text(path, f"s\th:m:s\tmax_pss\n{seconds}\t0:00:01\t{memory}\n")
 
 
 def cells(line: str) -> list[str]:

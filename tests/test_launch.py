@@ -69,6 +69,7 @@ class EngineArgs:
             speculative_config=method and SimpleNamespace(method=method, num_speculative_tokens=1),
             device_config=SimpleNamespace(device_type=os.environ["DEVICE"]),
             scheduler_config=SimpleNamespace(scheduler_cls=None),
+            parallel_config=SimpleNamespace(worker_extension_cls=""),
         )
 class AsyncEngineArgs(EngineArgs):
     pass
@@ -78,7 +79,8 @@ import sys
 from vllm.engine.arg_utils import AsyncEngineArgs
 if __name__ == "__main__":
     made = AsyncEngineArgs().create_engine_config(context="server")
-    print(sys.argv[1:], made.model_config.model, made.scheduler_config.scheduler_cls)
+    print(sys.argv[1:], made.model_config.model)
+    print(made.scheduler_config.scheduler_cls, made.parallel_config.worker_extension_cls or None)
 """
 
 
@@ -100,10 +102,21 @@ def serve(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_server_gets_its_own_arguments_and_the_view_is_written(serve: Callable[..., str], tmp_path: Path):
-    assert serve("--model", "m") == "['--model', 'm'] m None\n"
+    assert serve("--model", "m") == "['--model', 'm'] m\nNone None\n"
     assert files.read_json(tmp_path / "view.json")["target"]["layers"] == 2
 
 
-@pytest.mark.parametrize(("device", "scheduler"), [("cpu", "pilotfish.capture.DraftlessScheduler"), ("cuda", "None")])
-def test_capture_on_a_cpu_has_a_scheduler_of_its_own(serve: Callable[..., str], device: str, scheduler: str):
-    assert serve("--method", "extract_hidden_states", device=device).split()[-1] == scheduler
+@pytest.mark.parametrize(("device", "scheduler"), [("cpu", launch.SCHEDULER), ("cuda", "None")])
+def test_an_engine_that_captures_is_mended_on_a_cpu_alone(serve: Callable[..., str], device: str, scheduler: str):
+    assert serve("--method", "extract_hidden_states", device=device).split()[-2:] == [scheduler, "None"]
+
+
+@pytest.mark.parametrize(("method", "worker"), [("dflash", launch.DFLASH_WORKER), ("eagle3", "")])
+def test_of_drafters_dflash_alone_is_mended(method: str, worker: str):
+    made = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
+        parallel_config=SimpleNamespace(worker_extension_cls=""),
+    )
+    launch.mend(made)
+    assert (made.scheduler_config.scheduler_cls, made.parallel_config.worker_extension_cls) == (None, worker)

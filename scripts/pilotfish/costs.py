@@ -45,13 +45,13 @@ def stages(results: Path, benchmarks: Path) -> list[str]:
 
 
 def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:
-    """Seconds (summed over a rule's jobs, as each was last run) and peak resident MiB."""
+    """Seconds (summed over a rule's jobs, as each was last run) and peak MiB; what processes share counts once."""
     seconds = memory = 0.0
     for path in [*benchmarks.glob(f"{rule}.tsv"), *(benchmarks / rule).glob("*.tsv")]:
         with open(path, newline="", encoding="utf-8") as handle:
             for row in csv.DictReader(handle, delimiter="\t"):
                 seconds += float(row["s"])
-                memory = max(memory, _number(row["max_rss"]))
+                memory = max(memory, _number(row["max_pss"]))
     return seconds, memory
 
 

@@ -14,6 +14,7 @@ from pilotfish import constants, files
 SERVER = "vllm.entrypoints.openai.api_server"
 CAPTURE = "extract_hidden_states"  # vLLM's name of a method that drafts nothing
 SCHEDULER = "pilotfish.capture.DraftlessScheduler"
+DFLASH_WORKER = "pilotfish.cpu_worker.ContextNorms"
 
 
 def view(config: Any) -> dict:
@@ -42,6 +43,14 @@ def view(config: Any) -> dict:
     return facts
 
 
+def mend(config: Any) -> None:
+    """Have a CPU's engine do what only a GPU's does by itself: see the two classes' own words."""
+    if captures(config):
+        config.scheduler_config.scheduler_cls = SCHEDULER
+    elif config.speculative_config is not None and config.speculative_config.method == "dflash":
+        config.parallel_config.worker_extension_cls = DFLASH_WORKER
+
+
 def captures(config: Any) -> bool:
     """Whether the engine is one that writes hidden states."""
     return config.speculative_config is not None and config.speculative_config.method == CAPTURE
@@ -56,8 +65,8 @@ def main() -> None:
 
     def create_and_tell(self, *arguments, **options):
         config = create(self, *arguments, **options)
-        if captures(config) and config.device_config.device_type == "cpu":
-            config.scheduler_config.scheduler_cls = SCHEDULER
+        if config.device_config.device_type == "cpu":
+            mend(config)
         files.write_json(path, view(config))
         return config
 
