@@ -128,6 +128,11 @@ def test_while_states_are_captured_no_token_is_computed_twice(tiny_run: tuple[Pa
     assert logs and all("pilotfish.capture.DraftlessScheduler" in log.read_text(encoding="utf-8") for log in logs)
 
 
+def test_dflash_is_served_with_the_norms_of_each_layer(tiny_run: tuple[Path, str]):
+    log = (tiny_run[0] / "logs" / "tiny" / "serve" / "dflash.engine.log").read_text(encoding="utf-8")
+    assert "Injected <class 'pilotfish.cpu_worker.ContextNorms'>" in log
+
+
 def test_captured_states_are_those_of_transformers_before_each_layer(run: Path, tiny_target: Path):
     """h(k) is Hugging Face's hidden_states[k] for k < L; h(L) gives its logits only through the final norm."""
     from transformers import AutoModelForCausalLM
