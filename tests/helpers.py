@@ -114,8 +114,8 @@ def random_map(model, draw: torch.Generator, vocabulary: int, size: int) -> None
 
 
 def even_map(vocabulary: int, size: int) -> dict[str, torch.Tensor]:
-    """The map of a draft vocabulary of every second token, or of all where the sizes are equal."""
-    chosen = torch.arange(size) * min(2, vocabulary // size)
+    """The map of a draft vocabulary of evenly spaced tokens, all where the sizes are equal."""
+    chosen = torch.arange(size) * (vocabulary // size)
     t2d = torch.zeros(vocabulary, dtype=torch.bool).index_fill(0, chosen, True)
     return {"d2t": chosen - torch.arange(size), "t2d": t2d}
 

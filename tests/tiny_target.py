@@ -50,22 +50,7 @@ CHAT_TEMPLATE = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-NOUNS = [
-    "apple",
-    "river",
-    "stone",
-    "cloud",
-    "tiger",
-    "lemon",
-    "chair",
-    "bread",
-    "horse",
-    "paper",
-    "green",
-    "music",
-    "sugar",
-    "table",
-]
+NOUNS = "apple river stone cloud tiger lemon chair bread horse paper green music sugar table".split()
 DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 

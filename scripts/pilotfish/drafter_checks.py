@@ -9,6 +9,7 @@ import torch
 
 from pilotfish import continuations, parameters, replay, rounds, samples
 from pilotfish.constants import Constants
+from pilotfish.device import DTYPE
 from pilotfish.heads import TargetTensors
 from pilotfish.shards import ShardReader
 from pilotfish.tensors import digest
@@ -103,7 +104,7 @@ def origin_faults(
     """
     held = TargetTensors(target)
     if "embed_tokens.weight" in tensors and not all(
-        torch.equal(rows.to(torch.bfloat16), tensors["embed_tokens.weight"][start : start + len(rows)])
+        torch.equal(rows.to(DTYPE), tensors["embed_tokens.weight"][start : start + len(rows)])
         for start, rows in held.embedding()
     ):
         yield "embed_tokens.weight: not the target's, bit for bit: random, or another model's; train again"
@@ -112,7 +113,7 @@ def origin_faults(
     head, chosen = tensors["lm_head.weight"], torch.arange(len(vocabulary["d2t"])) + vocabulary["d2t"]
     rows = held.head_rows(chosen)
     if "embed_tokens.weight" not in tensors:
-        if not torch.equal(rows.to(torch.bfloat16), head):
+        if not torch.equal(rows.to(DTYPE), head):
             yield "lm_head.weight: not the target's rows of the draft vocabulary, bit for bit; train again"
         return
     likeness = torch.cosine_similarity(rows.float(), head.float()).mean().item()

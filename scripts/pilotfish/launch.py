@@ -37,7 +37,7 @@ def view(config: Any) -> dict:
             "method": speculative.method,
             "num_speculative_tokens": speculative.num_speculative_tokens,
         }
-    if speculative is not None and not captures(config):
+    if method(config) not in (None, CAPTURE):
         facts["speculative"]["model"] = speculative.model
         facts["drafter"] = constants.of_engine(config).model_dump()
     return facts
@@ -45,15 +45,15 @@ def view(config: Any) -> dict:
 
 def mend(config: Any) -> None:
     """Have a CPU's engine do what only a GPU's does by itself: see the two classes' own words."""
-    if captures(config):
+    if method(config) == CAPTURE:
         config.scheduler_config.scheduler_cls = SCHEDULER
-    elif config.speculative_config is not None and config.speculative_config.method == "dflash":
+    elif method(config) == "dflash":
         config.parallel_config.worker_extension_cls = DFLASH_WORKER
 
 
-def captures(config: Any) -> bool:
-    """Whether the engine is one that writes hidden states."""
-    return config.speculative_config is not None and config.speculative_config.method == CAPTURE
+def method(config: Any) -> str | None:
+    """vLLM's name for how the engine drafts; None where it does not."""
+    return config.speculative_config and config.speculative_config.method
 
 
 def main() -> None:
