@@ -73,6 +73,12 @@ def test_a_number_that_yaml_takes_for_a_string_comes_with_advice_that_works(key:
     settings.load(changed(**{key: yaml.safe_load(advised)}))
 
 
+@pytest.mark.parametrize("argument", ["--dtype", "--scheduler-cls", "--worker-extension-cls=mine.Worker"])
+def test_an_argument_of_the_engine_that_a_job_sets_itself_is_refused(argument: str):
+    message = complaint(engine__extra_args=[argument, "x"])
+    assert f"engine.extra_args: {argument} is set by Pilotfish; remove it" in message
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -163,6 +163,7 @@ MANAGED_ARGUMENTS = {
     *("--host", "--port", "--model", "--served-model-name", "--dtype", "--max-model-len", "--max-num-seqs"),
     *("--tensor-parallel-size", "--enable-prefix-caching", "--enable-chunked-prefill", "--trust-remote-code"),
     *("--speculative-config", "--kv-transfer-config", "--reasoning-parser", "--enforce-eager"),
+    *("--scheduler-cls", "--worker-extension-cls"),
 }
 
 
