@@ -1,23 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run | test | plan | lint | tables | profiles | clean;  CONFIG=my.yaml and PROFILE=gpu change run and plan.
+# make run | test | plan | status | watch | lint | tables | profiles | clean
+# CONFIG=my.yaml and PROFILE=gpu change run and plan; RUN=name shows one run alone in status and watch.
 
 PROFILE ?= cpu
 CONFIG ?=
+RUN ?=
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 SNAKEMAKE := snakemake --profile profiles/$(PROFILE) $(if $(CONFIG),--configfile $(CONFIG))
 ENVIRONMENT := $(if $(filter cpu,$(PROFILE)),cpu,gpu)
 
-.PHONY: run test plan lint tables setup profiles clean
+.PHONY: run test plan status watch compare lint tables setup profiles clean
 
 run: setup
 	$(SNAKEMAKE)
 
 plan: setup
-	$(SNAKEMAKE) --dry-run
+	@python scripts/plan.py $(CONFIG) --hardware $(ENVIRONMENT)
 
 test: setup
 	pytest
+
+status: setup
+	@python scripts/status.py $(RUN)
+
+watch: setup
+	@python scripts/status.py --watch $(RUN)
+
+compare: setup
+	@python scripts/compare.py $(RUNS)
 
 lint: setup
 	ruff check .

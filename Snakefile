@@ -39,5 +39,9 @@ rule all:
         ],
 
 
+onstart:
+    begin()
+
+
 onsuccess:
     finish()

@@ -1,29 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 # Settings, paths and the functions that rules use. Imported while planning: neither torch nor pandas.
 
+import fcntl
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
+# By which a job knows that its run was killed.
+os.environ["PILOTFISH_RUN"] = str(os.getpid())
 # Jobs run with the interpreter that runs Snakemake, unless --sdm conda puts another in front.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-from pilotfish import digest, settings
+from pilotfish import digest, facts, fitting, planning, rates, settings
 from pilotfish.errors import UserError
 
 try:
     S = settings.load(config)
     for setting, file in S.files().items():
-        if not Path(file).is_file():
+        if not os.path.isfile(file):
             raise UserError(
                 f"{setting}: no file {file!r} in {Path.cwd()}; check the path"
             )
+    for folder in (".", "results", f"results/{S.run}"):
+        if Path(folder).is_dir() and not os.access(folder, os.W_OK):
+            raise UserError(
+                f"{Path(folder).absolute()}: cannot be written; give yourself the right to, or run in another folder"
+            )
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+# The kernel's lock on it lasts as long as the run that took it; Snakemake's own outlives one that was killed.
+RUNNING = Path(".snakemake/running")
+if RUNNING.is_file():
+    with open(RUNNING) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in Path(".snakemake/locks").glob("*.lock"):
+                left.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass
 
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "scripts")
 RESULTS = f"results/{S.run}"
@@ -198,7 +218,9 @@ def serving_spec(wildcards):
         "top_p": 1.0,
         "seed": S.seed,
     }
-    engine = S.engine.model_dump(exclude={"port", "start_timeout", "stall_timeout"})
+    engine = S.engine.model_dump(
+        exclude={"port", "start_timeouts", "restarts", "stall_timeout"}
+    )
     return spec(
         **{**response_spec(**sampling), "engine": engine},
         servers={name: each.speculative_tokens for name, each in EVALUATED.items()},
@@ -281,22 +303,110 @@ def reference_gate_spec(wildcards):
     return spec(**declared, max_model_len=S.engine.max_model_len)
 
 
-def damaged_manifests():
-    """Manifests that `snakemake verify` has taken away, with what they vouched for."""
+def begin():
+    """Before the first job: refuse a run that cannot fit on the disk, else note its plan for the report."""
+    if workflow.touch:
+        return
+    workflow.running = open(RUNNING, "w")  # closed with the run
+    try:
+        fcntl.flock(workflow.running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WorkflowError(
+            f"another run is at work in {Path.cwd()}; wait for its end"
+        ) from None
+    needed = list(workflow.dag.needrun_jobs())
+    refuse_the_future(needed)
+    jobs = [(job.rule.name, job.wildcards_dict) for job in needed]
+    if not any(rule in planning.FOLDERS for rule, _ in jobs):
+        return
+    try:
+        try:
+            target = facts.of_target(
+                S.target.source, S.target.revision, Path(f"{RESULTS}/target/model")
+            )
+        except UserError as error:
+            # The rule that prepares the target says it better, should it fail too.
+            print(f"The disk is not checked: {error}", file=sys.stderr)
+            return
+        plan = planning.plan(S, target, rates.gather(Path(), S, target, S.environment))
+        fitting.check(plan, S, Path(RESULTS), jobs)
+        fitting.note(plan, config, Path(LOGS))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def refuse_the_future(jobs):
+    """Snakemake removes what a job made of an input that is younger than it: all the work that it was."""
+    inputs = {str(file) for job in jobs for file in job.input}
+    for file in sorted(filter(os.path.exists, inputs)):
+        if os.stat(file).st_mtime > time.time() + 1:
+            raise WorkflowError(
+                f"{file}: written in the future, as this machine's clock has it; set the clock right,"
+                f" or run `touch {file}`, and run again"
+            )
+
+
+def gates_of_the_run():
+    """The manifests of a finished run, stage by stage: none needs one of its own or of a later stage."""
+    stages = [
+        ["target"],
+        [f"prompts/{name}" for name in S.evaluation.sets],
+        ["responses/train"],
+        [f"responses/{split}" for split in SPLITS if split != "train"],
+        [f"samples/{split}" for split in SPLITS],
+        [
+            *(f"vocabulary/{size_of(drafter)}" for drafter in S.drafters.values()),
+            *(f"hidden_states/{split}" for split in SPLITS),
+        ],
+        [
+            *(f"drafters/{name}/rehearsal" for name in S.drafters),
+            *(f"references/{name}" for name in S.references),
+        ],
+        [f"drafters/{name}" for name in S.drafters],
+        [f"export/{name}" for name in S.drafters],
+        [f"evaluation/{name}" for name in EVALUATED],
+    ]
+    return [
+        [f"{RESULTS}/{folder}/manifest.json" for folder in stage] for stage in stages
+    ]
+
+
+def noted_damage():
+    """Manifests of this run that `snakemake verify` has taken away, with what they vouched for; and where it noted them."""
     noted = Path(f"{RESULTS}/damaged.json")
     if not noted.is_file():
-        return []
+        return [], noted
     names = json.loads(noted.read_text(encoding="utf-8"))["manifests"]
-    return [f"{RESULTS}/{name}" for name in names]
+    return [f"{RESULTS}/{name}" for name in names], noted
+
+
+def damaged_manifests():
+    """Noted damage of the earliest stage: rebuilt along with a later one, all between them would run again."""
+    names, _ = noted_damage()
+    for stage in gates_of_the_run():
+        if found := [manifest for manifest in stage if manifest in names]:
+            return found
+    return []
 
 
 def finish():
     """Forget damage that is repaired, or print the report's summary at the end of a run."""
     if repaired := damaged_manifests():
         if all(Path(manifest).is_file() for manifest in repaired):
-            Path(f"{RESULTS}/damaged.json").unlink()
+            names, noted = noted_damage()
+            left = [name for name in names if name not in repaired]
+            if left:
+                kept = [os.path.relpath(name, RESULTS) for name in left]
+                noted.write_text(json.dumps({"manifests": kept}), encoding="utf-8")
+            else:
+                noted.unlink()
+            then = (
+                f"rebuild {len(left)} more"
+                if left
+                else "what follows runs only where their bytes differ"
+            )
             print(
-                f"\nRebuilt: {', '.join(repaired)}. Run again: what follows runs only where their bytes differ.",
+                f"\nRebuilt: {', '.join(repaired)}. Run again: {then}.",
                 file=sys.stderr,
             )
         return

@@ -31,7 +31,8 @@ rule rehearse:
         "python {SCRIPTS}/rehearse.py --spec {params.spec:q} --code {params.code} --target {input.target}"
         " --vocabulary {input.map} --samples {input.samples} --states {input.states} --engine {ENGINE:q}"
         " --gpus {resources.gpu} --output $(dirname {output.config})"
-        " --engine-log {LOGS}/rehearse/{wildcards.drafter}.engine.log 2>&1 | tee {log}"
+        " --engine-log {LOGS}/rehearse/{wildcards.drafter}.engine.log"
+        " --heartbeat {LOGS}/rehearse/{wildcards.drafter}.heartbeat.json 2>&1 | tee {log}"
 
 
 rule validate_rehearsal:
@@ -99,7 +100,8 @@ rule train:
         "python {SCRIPTS}/train.py --spec {params.spec:q} --code {params.code} --target {input.target}"
         " --vocabulary {input.map} --train-samples {input.train_samples} --train-states {input.train_states}"
         " --heldout-samples {input.heldout_samples} --heldout-states {input.heldout_states}"
-        " --gpus {resources.gpu} --output $(dirname {output.config}) 2>&1 | tee {log}"
+        " --gpus {resources.gpu} --output $(dirname {output.config})"
+        " --heartbeat {LOGS}/train/{wildcards.drafter}.heartbeat.json 2>&1 | tee {log}"
 
 
 rule validate_drafter:

@@ -70,7 +70,8 @@ rule serve:
     shell:
         "python {SCRIPTS}/serve.py --spec {params.spec:q} --code {params.code} --target {input.target}"
         " --prompts {input.prompts} --drafters {input.drafters} --references {input.references}"
-        " --engine {ENGINE:q} --gpus {resources.gpu} --outputs {output} --engine-logs {LOGS}/serve 2>&1 | tee {log}"
+        " --engine {ENGINE:q} --gpus {resources.gpu} --outputs {output} --engine-logs {LOGS}/serve"
+        " --heartbeat {LOGS}/serve.heartbeat.json 2>&1 | tee {log}"
 
 
 rule validate_evaluation:

@@ -31,7 +31,8 @@ rule capture:
         " --manifest {input.manifest} --samples {input.samples} --part {wildcards.part} --engine {ENGINE:q}"
         " --gpus {resources.gpu} --captured {RESULTS}/responses/{wildcards.split}/{wildcards.part}.captured"
         " --output $(dirname {output})"
-        " --engine-log {LOGS}/capture/{wildcards.split}-{wildcards.part}.engine.log 2>&1 | tee {log}"
+        " --engine-log {LOGS}/capture/{wildcards.split}-{wildcards.part}.engine.log"
+        " --heartbeat {LOGS}/capture/{wildcards.split}-{wildcards.part}.heartbeat.json 2>&1 | tee {log}"
 
 
 rule validate_hidden_states:

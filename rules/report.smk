@@ -38,7 +38,20 @@ rule report:
         code=code("report"),
     shell:
         "python {SCRIPTS}/report.py --spec {params.spec:q} --code {params.code} --results {RESULTS}"
-        " --benchmarks {BENCHMARKS} --output {output} 2>&1 | tee {log}"
+        " --benchmarks {BENCHMARKS} --plan {LOGS}/plan.json --output {output} 2>&1 | tee {log}"
+
+
+rule plan:
+    """What the whole run will do and cost, stage by stage, printed; `make plan` does the same without Snakemake."""
+    log:
+        f"{LOGS}/plan.log",
+    conda:
+        CONDA
+    params:
+        spec=digest.spec_json(config),
+        code=code("plan"),
+    shell:
+        "python {SCRIPTS}/plan.py --spec {params.spec:q} --code {params.code} 2>&1 | tee {log}"
 
 
 rule verify:
@@ -50,5 +63,7 @@ rule verify:
     params:
         spec=spec(),
         code=code("verify"),
+        manifests=sum(gates_of_the_run(), []),
     shell:
-        "python {SCRIPTS}/verify.py --spec {params.spec:q} --code {params.code} --results {RESULTS} 2>&1 | tee {log}"
+        "python {SCRIPTS}/verify.py --spec {params.spec:q} --code {params.code} --results {RESULTS}"
+        " --manifests {params.manifests} 2>&1 | tee {log}"

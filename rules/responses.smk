@@ -32,7 +32,8 @@ rule respond:
         " --prompts {input.prompts} --part {wildcards.part} --engine {ENGINE:q}"
         " --capture-layers {CAPTURE_LAYERS:q} --gpus {resources.gpu} --max-failed {S.responses.max_failed}"
         " --output {output} --captured {RESULTS}/responses/{wildcards.split}/{wildcards.part}.captured"
-        " --engine-log {LOGS}/respond/{wildcards.split}-{wildcards.part}.engine.log 2>&1 | tee {log}"
+        " --engine-log {LOGS}/respond/{wildcards.split}-{wildcards.part}.engine.log"
+        " --heartbeat {LOGS}/respond/{wildcards.split}-{wildcards.part}.heartbeat.json 2>&1 | tee {log}"
 
 
 rule validate_responses:

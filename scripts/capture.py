@@ -10,7 +10,21 @@ import json
 import logging
 import shutil
 
-from pilotfish import adoption, cli, digest, engine, files, gpus, layers, manifest, prompts, samples, shards, work
+from pilotfish import (
+    adoption,
+    cli,
+    digest,
+    engine,
+    files,
+    gpus,
+    layers,
+    manifest,
+    progress,
+    prompts,
+    samples,
+    shards,
+    work,
+)
 
 
 def main() -> None:
@@ -23,16 +37,20 @@ def main() -> None:
     part = prompts.part_rows(spec["rows"], arguments.part)
     mine = {row: number for number, row in enumerate(every["row"]) if row in part}
     ids = {row: every[number]["input_ids"] for row, number in mine.items()}
-    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    # The ids of what was captured are compared with the samples in any case.
+    unfinished = work.take(arguments.output, arguments.spec, arguments.code, [arguments.target])
     made = adoption.Adoption(unfinished, wanted, ids)
     made.adopt(arguments.captured / shards.INDEX)
     origin = _origin(arguments, spec)
     made.adopt(arguments.output / shards.KEPT, origin)
-    if missing := made.missing():
-        logging.info("%d of %d rows lack layers: %s are captured", len(missing), len(ids), made.missing_layers())
-        with gpus.lease(arguments.gpus):
-            _capture(arguments, spec, made)
-    made.publish(arguments.output, origin)
+    job = f"capture {arguments.samples.parent.name} {arguments.part}"
+    with progress.Heartbeat(arguments.heartbeat, job, len(ids), "rows") as beat:
+        beat.advance(*made.finished())
+        if missing := made.missing():
+            logging.info("%d of %d rows lack layers: %s are captured", len(missing), len(ids), made.missing_layers())
+            with gpus.lease(arguments.gpus):
+                _capture(arguments, spec, made, beat)
+        made.publish(arguments.output, origin)
     shutil.rmtree(unfinished.parent)
 
 
@@ -54,17 +72,25 @@ def _arguments():
     cli.path_argument(made, "--captured", "folder of shards that `respond` captured")
     cli.path_argument(made, "--output", "folder for the part's shards and index.json; what lies there is kept")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
+    cli.heartbeat_argument(made)
     return made.parse_args()
 
 
-def _capture(arguments, spec: dict, made: adoption.Adoption) -> None:
+def _capture(arguments, spec: dict, made: adoption.Adoption, beat: progress.Heartbeat) -> None:
     options = json.loads(arguments.engine)
     model = arguments.target.parent / "model"
-    line = engine.arguments(
-        options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True
-    ) + engine.capture_arguments(made.missing_layers(), made.incoming)
-    with engine.Engine(line, options, arguments.engine_log) as server:
-        asyncio.run(made.capture_missing(server, options))
+    plain = engine.arguments(options, model=model, trust_remote_code=spec["trust_remote_code"], capture=True)
+
+    def attempt() -> None:
+        if not (layers_left := made.missing_layers()):
+            return
+        beat.stage("starting the engine")
+        line = plain + engine.capture_arguments(layers_left, made.incoming)
+        with engine.Engine(line, options, arguments.engine_log) as server:
+            beat.stage("capturing")
+            asyncio.run(made.capture_missing(server, options, beat))
+
+    engine.restarting(options["restarts"], attempt)
 
 
 if __name__ == "__main__":

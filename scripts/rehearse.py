@@ -11,13 +11,30 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from pilotfish import cli, constants, engine, export, files, gpus, heads, layers, manifest, samples, shards, work
+from pilotfish import (
+    cli,
+    constants,
+    engine,
+    export,
+    files,
+    gpus,
+    heads,
+    layers,
+    manifest,
+    progress,
+    samples,
+    shards,
+    work,
+)
 
 
 def main() -> None:
     arguments = _arguments()
-    with gpus.lease(arguments.gpus):
-        _rehearse(arguments, cli.spec_of(arguments))
+    job = f"rehearse {arguments.output.parent.name}"
+    with progress.Heartbeat(arguments.heartbeat, job, 1, "rows") as beat, gpus.lease(arguments.gpus):
+        beat.advance(0)
+        _rehearse(arguments, cli.spec_of(arguments), beat)
+        beat.advance(1)
 
 
 def _arguments():
@@ -30,10 +47,11 @@ def _arguments():
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
     cli.path_argument(made, "--output", "folder for the exported drafter and what was served")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
+    cli.heartbeat_argument(made)
     return made.parse_args()
 
 
-def _rehearse(arguments, spec: dict) -> None:
+def _rehearse(arguments, spec: dict, beat: progress.Heartbeat) -> None:
     from pilotfish import rehearsal
 
     facts = manifest.read(arguments.target, "target")["statistics"]
@@ -44,14 +62,17 @@ def _rehearse(arguments, spec: dict) -> None:
     reader = shards.ShardReader(shards.verified_indexes(arguments.states), [*chosen, facts["layers"]])
     k = spec["speculative_tokens"]
     excerpt = rehearsal.choose(samples.load(arguments.samples), reader, heads.Head(target), maps["t2d"], k)
-    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    inputs = [arguments.target, *(path.parent / "manifest.json" for path in (arguments.vocabulary, arguments.samples))]
+    unfinished = work.take(arguments.output, arguments.spec, arguments.code, [*inputs, arguments.states])
     finished = unfinished / "finished"
+    beat.stage("learning a row by heart")
     log = _train(spec, target, chosen, maps, excerpt, unfinished)
     export.write(unfinished / "checkpoint", finished, export.target_name(arguments.target, facts))
     files.link(unfinished / "checkpoint" / constants.FILE, finished / constants.FILE)
     options = json.loads(arguments.engine)
     line = engine.arguments(options, model=target, trust_remote_code=spec["trust_remote_code"], capture=False)
     line += engine.drafter_arguments(finished, k)
+    beat.stage("starting the engine")
     with engine.Engine(line, options, arguments.engine_log) as server:
         answer = rehearsal.ask(server, excerpt, options["stall_timeout"])
         view = server.view()

@@ -4,18 +4,20 @@
 python scripts/report.py --help
 """
 
-from pilotfish import cli, files, report
+from pilotfish import cli, report, seals
 
 
 def main() -> None:
     made = cli.parser(__doc__)
     cli.path_argument(made, "--results", "the run's results")
     cli.path_argument(made, "--benchmarks", "Snakemake's benchmarks of the run")
+    cli.path_argument(made, "--plan", "what the run was planned to cost, JSON; need not be there")
     cli.path_argument(made, "--output", "Markdown to write")
     arguments = made.parse_args()
     spec = cli.spec_of(arguments)
-    text = report.compose(arguments.results, arguments.benchmarks, spec["run"], spec["evaluated"], spec["sets"])
-    files.write_text(arguments.output, text)
+    folders = (arguments.results, arguments.benchmarks, arguments.plan)
+    text = report.compose(*folders, spec["run"], spec["evaluated"], spec["sets"])
+    seals.write_markdown(arguments.output, text)
 
 
 if __name__ == "__main__":

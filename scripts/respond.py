@@ -10,7 +10,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from pilotfish import cli, engine, files, generation, gpus, layers, manifest, prompts, work
+from pilotfish import cli, disk, engine, files, generation, gpus, layers, manifest, progress, prompts, work
 from pilotfish.errors import UserError
 from pilotfish.journal import Journal
 
@@ -26,16 +26,18 @@ def main() -> None:
     asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts) if greedy else []
     rows = files.read_jsonl(arguments.prompts)
     part = prompts.part_rows(len(rows), arguments.part)
-    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
+    unfinished = work.take(arguments.output, arguments.spec, arguments.code, [arguments.target, arguments.prompts])
     journal = Journal(unfinished, part, asked)
-    missing = [row for row in part if row not in journal.done]
-    if len(missing) < len(part):
-        logging.info("%d of %d rows are already done", len(part) - len(missing), len(part))
-    if missing:
-        with gpus.lease(arguments.gpus):
-            _respond(arguments, spec, rows, missing, journal)
-    journal.pack_all()
-    _publish(arguments, journal, len(part))
+    job = f"respond {arguments.prompts.stem} {arguments.part}"
+    with progress.Heartbeat(arguments.heartbeat, job, len(part), "rows") as beat:
+        if journal.done:
+            logging.info("%d of %d rows are already done", len(journal.done), len(part))
+        beat.advance(len(journal.done), journal.tokens)
+        if len(journal.done) < len(part):
+            with gpus.lease(arguments.gpus):
+                _respond(arguments, spec, rows, part, journal, beat)
+        journal.pack_all()
+        _publish(arguments, journal, len(part))
     shutil.rmtree(unfinished.parent)
 
 
@@ -51,48 +53,58 @@ def _arguments():
     cli.path_argument(made, "--output", "responses of the part, JSONL")
     cli.path_argument(made, "--captured", "folder for the shards captured while generating")
     cli.path_argument(made, "--engine-log", "vLLM's own log")
+    cli.heartbeat_argument(made)
     return made.parse_args()
 
 
-def _respond(arguments, spec: dict, rows: list[dict], missing: list[int], journal: Journal) -> None:
+def _respond(arguments, spec: dict, rows: list[dict], part: range, journal: Journal, beat) -> None:
     options = json.loads(arguments.engine)
-    model = arguments.target.parent / "model"
     line = engine.arguments(
         options,
-        model=model,
+        model=arguments.target.parent / "model",
         trust_remote_code=spec["trust_remote_code"],
         capture=bool(journal.layers),
         reasoning_parser=spec["reasoning_parser"],
     )
     if journal.layers:
         line += engine.capture_arguments(journal.layers, journal.incoming)
-    with engine.Engine(line, options, arguments.engine_log) as server:
-        asyncio.run(_bulk(server, options, spec, rows, missing, journal))
+
+    def attempt() -> None:
+        missing = [row for row in part if row not in journal.done]
+        if not missing:
+            return
+        beat.stage("starting the engine")
+        with engine.Engine(line, options, arguments.engine_log) as server:
+            beat.stage("answering")
+            asyncio.run(_bulk(server, options, spec, rows, missing, journal, beat))
+
+    engine.restarting(options["restarts"], attempt)
 
 
-async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: list[int], journal) -> None:
+async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: list[int], journal, beat) -> None:
     api = generation.client(server)
     transfer = {"include_output_tokens": True} if journal.layers else None
 
-    async def attempt(row: int) -> int:
+    async def attempt(row: int) -> None:
+        disk.check_room(journal.folder, 0)
         sampling = {**spec["sampling"], "seed": spec["seed"] + row}
         try:
             answer = await generation.chat(api, rows[row]["messages"], sampling, transfer)
         except generation.RowRefused as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")
-            return 0
+            return
         made = generation.response_row(row, rows[row], answer, sampling)
-        if not journal.layers:
-            journal.finish(made, "")
-            return len(made["token_ids"])
-        states = Path(answer["kv_transfer_params"]["hidden_states_path"])
-        await generation.take_states(states, (made["prompt_token_ids"] + made["token_ids"])[:-1], len(journal.layers))
-        journal.finish(made, states.name)
-        return len(made["token_ids"])
+        name = ""
+        if journal.layers:
+            states, ids = Path(answer["kv_transfer_params"]["hidden_states_path"]), made["prompt_token_ids"]
+            await generation.take_states(states, (ids + made["token_ids"])[:-1], len(journal.layers))
+            name = states.name
+        journal.finish(made, name)
 
-    async def do_row(row: int) -> int:
-        return await generation.with_retries(row, lambda: attempt(row), server)
+    async def do_row(row: int) -> None:
+        await generation.with_retries(row, lambda: attempt(row), server)
+        beat.advance(len(journal.done), journal.tokens)
 
     async def run(some: list[int], at_once: int) -> None:
         await generation.run_rows(server, some, do_row, at_once=at_once, stall_timeout=options["stall_timeout"])

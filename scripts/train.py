@@ -10,12 +10,17 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from pilotfish import cli, files, gpus, layers, manifest, shards, work
+from pilotfish.progress import Heartbeat
 
 
 def main() -> None:
     arguments = _arguments()
-    with gpus.lease(arguments.gpus):
-        _train(arguments, cli.spec_of(arguments))
+    spec = cli.spec_of(arguments)
+    with Heartbeat(arguments.heartbeat, "train", 0, "steps") as heartbeat:
+        heartbeat.stage("waiting for GPUs")
+        with gpus.lease(arguments.gpus):
+            heartbeat.stage("reading the samples")
+            _train(arguments, spec, heartbeat)
 
 
 def _arguments():
@@ -27,10 +32,11 @@ def _arguments():
         cli.path_argument(made, f"--{split}-states", "manifest of their hidden states")
     made.add_argument("--gpus", type=int, default=0, help="GPUs to lease; 0 on a CPU")
     cli.path_argument(made, "--output", "folder for the checkpoint, its log and what it started from")
+    cli.heartbeat_argument(made)
     return made.parse_args()
 
 
-def _train(arguments, spec: dict) -> None:
+def _train(arguments, spec: dict, heartbeat: Heartbeat) -> None:
     from pilotfish import drafter_checks, training
 
     facts = manifest.read(arguments.target, "target")["statistics"]
@@ -40,8 +46,10 @@ def _train(arguments, spec: dict) -> None:
     model = training.build_drafter(spec, target, chosen, load_file(arguments.vocabulary))
     wanted = [*chosen, facts["layers"]]
     reader = shards.ShardReader(shards.verified_indexes(arguments.heldout_states), chosen)
-    unfinished = work.folder(arguments.output, arguments.spec, arguments.code)
-    unfinished.mkdir(parents=True, exist_ok=True)
+    data = [arguments.vocabulary, arguments.train_samples, arguments.heldout_samples]
+    inputs = [arguments.target, *(path.parent / "manifest.json" for path in data)]
+    inputs += [arguments.train_states, arguments.heldout_states]
+    unfinished = work.take(arguments.output, arguments.spec, arguments.code, inputs)
     log = training.train(
         model,
         spec,
@@ -51,7 +59,9 @@ def _train(arguments, spec: dict) -> None:
             folder, target, arguments.heldout_samples, reader, spec["speculative_tokens"]
         )[0],
         unfinished,
+        heartbeat,
     )
+    heartbeat.stage("writing the checkpoint")
     finished = unfinished / "finished"
     training.export(model, finished)
     files.link(log, finished / "training_log.jsonl")

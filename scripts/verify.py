@@ -5,6 +5,7 @@ python scripts/verify.py --spec '{}' --results results/default
 """
 
 import logging
+from pathlib import Path
 
 from pilotfish import cli, verification
 from pilotfish.errors import UserError
@@ -13,8 +14,9 @@ from pilotfish.errors import UserError
 def main() -> None:
     made = cli.parser(__doc__)
     cli.path_argument(made, "--results", "the run's results")
+    made.add_argument("--manifests", type=Path, nargs="*", default=[], help="those that a finished run has")
     arguments = made.parse_args()
-    found = verification.inspect(arguments.results)
+    found = verification.inspect(arguments.results, arguments.manifests)
     logging.info("%d files, %.1f MB read and sound", found.sound, found.bytes_read / 1e6)
     if found.unvouched:
         logging.info("no manifest vouches for: %s", ", ".join(found.unvouched))

@@ -48,7 +48,8 @@ def forget(scene: Scene, split: str = "heldout") -> Path:
     (job,) = (j for j in plan(scene.root) if j.rule == "respond" and j.wildcards == {"split": split, "part": PART})
     line = dict(zip(job.line[2::2], job.line[3::2], strict=True))
     Path(line["--output"]).unlink()
-    return work.folder(Path(line["--output"]), line["--spec"], line["--code"])
+    inputs = [Path(line["--target"]), Path(line["--prompts"])]
+    return work.folder(Path(line["--output"]), line["--spec"], line["--code"], inputs)
 
 
 def respond(scene: Scene) -> None:

@@ -16,6 +16,7 @@ from helpers import LAYERS, flip_bit, random_ids, random_states
 from pilotfish import files, generation, shards
 from pilotfish.adoption import Adoption
 from pilotfish.errors import UserError
+from pilotfish.progress import Heartbeat
 
 IDS = {row: random_ids(4 + row, seed=row) for row in (0, 1, 2, 3, 5, 6)}  # shards of rows 0-2 and of 3, 5, 6
 ORIGIN = "target, settings and code"
@@ -172,7 +173,8 @@ class FakeApi:
 def capture(made: Adoption, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "client", lambda engine: api)
     server = SimpleNamespace(check_alive=lambda: None, log=Path("log"), tail=lambda: "")
-    asyncio.run(made.capture_missing(server, {"max_num_seqs": 1, "stall_timeout": 60}))
+    beat = Heartbeat(None, "capture", len(made.ids), "rows")
+    asyncio.run(made.capture_missing(server, {"max_num_seqs": 1, "stall_timeout": 60}, beat))
 
 
 def test_only_missing_rows_are_captured(tmp_path: Path, captured: Path, monkeypatch: pytest.MonkeyPatch):

@@ -82,3 +82,10 @@ def test_an_option_takes_one_path_or_several():
     cli.path_argument(made, "--many", "paths", many=True)
     arguments = made.parse_args(["--spec", "{}", "--one", "a", "--many", "b", "c"])
     assert (arguments.one, arguments.many) == (Path("a"), [Path("b"), Path("c")])
+
+
+def test_a_heartbeat_is_written_only_where_one_is_asked_for():
+    made = cli.parser("A script.")
+    cli.heartbeat_argument(made)
+    assert made.parse_args(["--spec", "{}"]).heartbeat is None
+    assert made.parse_args(["--spec", "{}", "--heartbeat", "a.json"]).heartbeat == Path("a.json")

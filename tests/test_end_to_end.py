@@ -291,14 +291,15 @@ def respond_line(root: Path, output: Path, max_tokens: int) -> list[str]:
         "trust_remote_code": False, "reasoning_parser": "deepseek_r1", "seed": 0,
         "sampling": {"max_tokens": max_tokens, "temperature": 0.0, "top_p": 1.0, "chat_template_kwargs": {}},
     }  # fmt: skip
-    engine = {
+    options = {
         **TINY["engine"], "dtype": "bfloat16", "tensor_parallel": 1, "gpu_memory_utilization": 0.9, "port": None,
-        "start_timeout": 600, "stall_timeout": 300, "extra_args": [], "max_num_seqs": 4,
+        "start_timeouts": dict.fromkeys(engine.STAGES, 600), "restarts": 0, "stall_timeout": 300, "extra_args": [],
+        "max_num_seqs": 4,
     }  # fmt: skip
     return [
         sys.executable, "scripts/respond.py", "--spec", json.dumps(spec), "--part", PARTS[0],
         "--target", str(RUN / "target" / "manifest.json"), "--prompts", str(RUN / "prompts" / "heldout.jsonl"),
-        "--engine", json.dumps(engine), "--capture-layers", '[["eagle3", [1, 2, 3]]]', "--output", str(output),
+        "--engine", json.dumps(options), "--capture-layers", '[["eagle3", [1, 2, 3]]]', "--output", str(output),
         "--captured", str(output.with_suffix(".captured")), "--engine-log", str(output.with_suffix(".log")),
     ]  # fmt: skip
 

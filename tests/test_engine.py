@@ -25,7 +25,7 @@ OPTIONS = {
     "kv_cache_gib": 3,
     "gpu_memory_utilization": 0.8,
     "port": None,
-    "start_timeout": 60,
+    "start_timeouts": dict.fromkeys(engine.STAGES, 60),
     "extra_args": ["--seed", "1"],
 }
 
@@ -206,21 +206,43 @@ def test_a_fault_of_the_job_stops_the_server(fake: FakeServer):
 
 
 def test_a_server_that_does_not_get_ready_in_time_is_stopped(fake: FakeServer):
-    server = fake.healthy(health=503, start_timeout=0)
-    answers = server._answers
-    server._answers = lambda: fake.wait_until_up() or answers()  # so that there is something to stop
-    with pytest.raises(UserError, match=r"not ready after engine\.start_timeout = 0 s"), server:
+    server = fake.healthy(health=503, start_timeouts={**OPTIONS["start_timeouts"], "weights": 0})
+    answers, first = server.answers, iter([fake.wait_until_up])  # so that there is something to stop
+    server.answers = lambda: next(first, lambda: None)() or answers()
+    with (
+        pytest.raises(UserError, match=r"not past the stage 'weights'.* engine\.start_timeouts\.weights = 0 s"),
+        server,
+    ):
         pass
     assert fake.all_are_gone()
 
 
-def test_the_server_ends_if_the_job_is_killed(fake: FakeServer):
+def test_what_the_server_forked_is_stopped_when_the_server_itself_is_killed(fake: FakeServer):
+    with pytest.raises(engine.EngineLost, match="exit status -9; likely cause: killed from outside"):
+        with fake.healthy() as server:
+            os.kill(server._group, signal.SIGKILL)
+            server.process.wait()
+            server.check_alive()
+    assert fake.all_are_gone()
+
+
+def test_a_stopped_server_is_ended_too(fake: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "STOP_SECONDS", 0.1)
+    with fake.healthy() as server:
+        os.killpg(server._group, signal.SIGSTOP)
+    assert fake.all_are_gone()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_the_server_and_its_children_end_if_the_job_is_killed(fake: FakeServer, stubborn: bool):
     python = sys.executable
-    server = fake.healthy(child=False)
+    server = fake.healthy(stubborn=stubborn)
     job = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
+        "from pilotfish import engine\n"
         "from pilotfish.engine import Engine\n"
+        "engine.STOP_SECONDS = 0.1\n"
         f"sys.executable = {sys.executable!r}\n"
         f"with Engine(['--model', 'm'], {server.options!r}, Path({str(server.log)!r})):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -301,3 +323,43 @@ def test_a_drafter_is_served_with_its_rounds_reported_in_each_answer():
     line = engine.drafter_arguments(Path("export/eagle3"), 3)
     assert parsed(line, "--speculative-config") == {"model": "export/eagle3", "num_speculative_tokens": 3}
     assert values_of(line)["--per-request-spec-decode-metrics"] == "detailed"
+
+
+def test_the_log_of_the_start_before_is_kept(fake: FakeServer):
+    server = fake.running("import os\nprint(os.getpid())\nraise SystemExit(1)")
+    said = []
+    for _ in range(2):
+        with pytest.raises(UserError), server:
+            pass
+        said.append(fake.log.read_text())
+    assert [fake.log.with_suffix(".previous.log").read_text(), fake.log.read_text()] == said
+    assert said[0] != said[1]
+
+
+def test_a_lost_engine_is_replaced_a_bounded_number_of_times():
+    made: list[int] = []
+
+    def attempt() -> str:
+        made.append(len(made))
+        if len(made) < 3:
+            raise engine.EngineLost("it died")
+        return "done"
+
+    assert engine.restarting(2, attempt) == "done"
+    made.clear()
+    with pytest.raises(engine.EngineLost, match="it died"):
+        engine.restarting(1, attempt)
+    assert len(made) == 2
+
+
+def test_an_engine_that_does_not_start_is_not_started_again(fake: FakeServer):
+    made: list[engine.Engine] = []
+
+    def attempt() -> None:
+        made.append(fake.running("raise SystemExit(3)"))
+        with made[-1]:
+            pass
+
+    with pytest.raises(UserError, match="exit status 3"):
+        engine.restarting(2, attempt)
+    assert len(made) == 1

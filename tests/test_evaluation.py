@@ -3,6 +3,7 @@
 
 import asyncio
 import types
+from pathlib import Path
 
 import httpx
 import openai
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from pilotfish import evaluation, generation
 from pilotfish.errors import UserError
+from pilotfish.progress import Heartbeat
 
 
 def metrics_text(
@@ -160,15 +162,32 @@ def test_times_per_token_are_the_engines_own_and_one_token_has_none(servers: dic
     assert {tuple(answer["per_step_accepted"]) for answer in found["answers"]} == {(1,)}
 
 
-def test_every_set_is_measured_at_every_level_and_the_request_before_is_not_counted(servers: dict[str, Server]):
-    found = evaluation.measure_all(servers, {"heldout": prompts(3), "humaneval": prompts(2)}, [1, 8], SESSION)
+SETS = {"heldout": prompts(3), "humaneval": prompts(2)}
+
+
+def measurements(folder: Path) -> evaluation.Measurements:
+    return evaluation.Measurements(folder / "measured.jsonl", Heartbeat(None, "serve", 0, "answers"))
+
+
+def test_every_set_is_measured_at_every_level_and_the_request_before_is_not_counted(
+    servers: dict[str, Server], tmp_path: Path
+):
+    kept = measurements(tmp_path)
+    evaluation.measure_all(servers, SETS, [1, 8], SESSION, kept)
     assert servers["eagle3"].answered == 1 + 2 * 3 + 2 * 2
-    assert set(found) == set(servers)
-    assert {name: list(levels) for name, levels in found["eagle3"].items()} == {
-        "heldout": ["1", "8"],
-        "humaneval": ["1", "8"],
-    }
-    assert found["eagle3"]["humaneval"]["8"]["counters"]["rounds"] == 2
+    found = {(each, level): kept.of(servers, each, level) for each in SETS for level in (1, 8)}
+    assert all(set(measured) == set(servers) for measured in found.values())
+    assert found["humaneval", 8]["eagle3"]["counters"]["rounds"] == 2
+
+
+def test_what_was_measured_is_on_disk_and_is_not_measured_again(servers: dict[str, Server], tmp_path: Path):
+    evaluation.measure_all(servers, SETS, [1], SESSION, measurements(tmp_path))
+    before = servers["dflash"].answered
+    kept = measurements(tmp_path)
+    evaluation.measure_all(servers, SETS, [1, 8], SESSION, kept)
+    assert servers["dflash"].answered - before == 1 + 3 + 2
+    assert kept.of(servers, "heldout", 1)["dflash"]["tokens"] == 1 + 2 + 3
+    assert kept.of(["dflash"], "heldout", 1) is None, "alone, it is another measurement"
 
 
 def test_a_request_whose_connection_was_closed_meanwhile_is_sent_again(servers: dict[str, Server], monkeypatch):

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from helpers import random_states
 from pilotfish import generation
+from pilotfish.engine import EngineLost
 from pilotfish.errors import UserError
 
 
@@ -45,12 +46,15 @@ def test_states_that_never_come_are_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 class StandIn:
-    """What bulk requests need of an engine; `dies` is its error from the first look at it on."""
+    """What bulk requests need of an engine; `dies` is its error from the first look at it on, `well` its health."""
 
     log = Path("engine.log")
 
-    def __init__(self, dies: str | None = None):
-        self.dies = dies
+    def __init__(self, dies: str | None = None, well: bool = True):
+        self.dies, self.well = dies, well
+
+    def answers(self) -> bool:
+        return self.well
 
     def check_alive(self) -> None:
         if self.dies:
@@ -70,28 +74,15 @@ def clock(*readings: float) -> SimpleNamespace:
     return SimpleNamespace(monotonic=lambda: left.pop(0) if len(left) > 1 else left[0])
 
 
-def test_rows_and_tokens_of_concurrent_rows_are_all_counted(caplog, monkeypatch):
-    async def do_row(row: int) -> int:
-        for _ in range(row % 5):
-            await asyncio.sleep(0)
-        return row
-
-    monkeypatch.setattr(generation, "time", clock(0.0, 1.0))
-    caplog.set_level("INFO", "pilotfish.generation")
-    run_rows(StandIn(), range(50), do_row, at_once=7)
-    assert caplog.messages[-1] == f"50 of 50 rows, {sum(range(50))} tokens/s, about 0 s left"
-
-
 def test_as_many_rows_run_together_as_asked_and_in_order():
     under_way, most, begun = set(), [], []
 
-    async def do_row(row: int) -> int:
+    async def do_row(row: int) -> None:
         begun.append(row)
         under_way.add(row)
         most.append(len(under_way))
         await asyncio.sleep(0)
         under_way.remove(row)
-        return 1
 
     run_rows(StandIn(), range(20), do_row, at_once=3)
     assert begun == list(range(20))
@@ -104,9 +95,9 @@ class Stuck:
     def __init__(self) -> None:
         self.cancelled: list[int] = []
 
-    async def __call__(self, row: int) -> int:
+    async def __call__(self, row: int) -> None:
         try:
-            return await asyncio.get_running_loop().create_future()
+            await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             self.cancelled.append(row)
             raise
@@ -122,10 +113,10 @@ def test_the_death_of_the_engine_ends_rows_under_way():
 def test_the_fault_of_one_row_cancels_the_rest():
     stuck = Stuck()
 
-    async def do_row(row: int) -> int:
+    async def do_row(row: int) -> None:
         if row == 1:
             raise UserError("row 1 is bad")
-        return await stuck(row)
+        await stuck(row)
 
     with pytest.raises(UserError, match="row 1 is bad"):
         run_rows(StandIn(), range(9), do_row, at_once=3)
@@ -134,13 +125,40 @@ def test_the_fault_of_one_row_cancels_the_rest():
 
 def test_a_stall_ends_with_the_count_and_the_end_of_the_log(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(generation, "time", clock(0.0, 8.0))
-    with pytest.raises(UserError, match=r"stall_timeout = 7 s \(0 of 2 done\).*\n  \| the last line"):
+    with pytest.raises(UserError, match=r"stall_timeout = 7 s \(0 of 2 done\): the engine hangs.*\n  \| the last line"):
         run_rows(StandIn(), range(2), Stuck(), stall_timeout=7)
+
+
+def test_an_engine_that_answers_no_question_about_its_health_is_lost(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generation, "time", clock(0.0, 100.0, 130.0))
+    with pytest.raises(EngineLost, match=r"not answered /health for 120 s.*\n  \| the last line"):
+        run_rows(StandIn(well=False), range(2), Stuck(), stall_timeout=600)
+
+
+def test_an_engine_that_is_slow_but_well_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generation, "time", clock(0.0, 100.0, 200.0, 500.0, 599.0, 601.0))
+    with pytest.raises(EngineLost, match="no row finished"):
+        run_rows(StandIn(), range(2), Stuck(), stall_timeout=600)
 
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1")
 UNREACHABLE = openai.APIConnectionError(request=REQUEST)
 SERVER_ERROR = openai.InternalServerError("oops", response=httpx.Response(500, request=REQUEST), body=None)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that were to be waited, instead of the wait."""
+    made: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        if seconds:
+            made.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(generation.asyncio, "sleep", pause)
+    return made
 
 
 def with_retries(faults: list[Exception], engine: StandIn) -> int:
@@ -159,13 +177,14 @@ def with_retries(faults: list[Exception], engine: StandIn) -> int:
 
 
 @pytest.mark.parametrize("faults", [[], [UNREACHABLE], [SERVER_ERROR, UNREACHABLE]], ids=len)
-def test_a_passing_fault_is_tried_again(faults: list[Exception]):
+def test_a_passing_fault_is_tried_again_after_longer_and_longer_pauses(faults: list[Exception], pauses: list[float]):
     assert with_retries(faults, StandIn()) == len(faults) + 1
+    assert pauses == [0, 1.0, 3.0][: len(faults)][1:]
 
 
 def test_a_lasting_fault_names_the_row():
-    with pytest.raises(UserError, match="row 5: 3 attempts failed, the last with: oops"):
-        with_retries([UNREACHABLE, SERVER_ERROR, SERVER_ERROR], StandIn())
+    with pytest.raises(UserError, match="row 5: 5 attempts failed, the last with: oops"):
+        with_retries([UNREACHABLE, *[SERVER_ERROR] * 4], StandIn())
 
 
 def test_no_second_attempt_is_made_on_a_dead_engine():

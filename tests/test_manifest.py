@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish import files, manifest
+from pilotfish import files, manifest, seals
 from pilotfish.errors import UserError
 
 
@@ -78,6 +78,20 @@ def test_a_file_of_another_size_is_an_error_that_names_both_sizes(tmp_path: Path
 def test_a_manifest_of_another_kind_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="a 'samples' manifest where 'target' is needed"):
         manifest.read(write(tmp_path), "target")
+
+
+def test_a_manifest_that_was_edited_is_refused_though_it_reads_well(tmp_path: Path):
+    path = write(tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace('"rows": 3', '"rows": 4'), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{path}: other bytes than were written .* delete it"):
+        manifest.read(path, "samples")
+
+
+def test_a_manifest_of_an_older_version_has_no_seal_and_is_read(tmp_path: Path):
+    path = write(tmp_path)
+    kept = {name: value for name, value in files.read_json(path).items() if name != seals.SEAL}
+    files.write_json(path, kept)
+    assert manifest.read(path, "samples") == kept
 
 
 def test_a_manifest_that_is_not_there_is_an_error_that_names_it(tmp_path: Path):

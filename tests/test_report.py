@@ -87,7 +87,7 @@ def write_run(root: Path, drafted: int = 2) -> tuple[Path, Path]:
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    return report.compose(*write_run(tmp_path), "trial", FACTS, SETS)
+    return report.compose(*write_run(tmp_path), tmp_path / "plan.json", "trial", FACTS, SETS)
 
 
 def test_first_come_all_drafters_on_all_sets(text: str):
@@ -154,6 +154,6 @@ def test_the_report_ends_with_the_lines_that_serve_each_drafter(text: str, tmp_p
 
 
 def test_accuracies_stand_in_the_order_of_their_places(tmp_path: Path):
-    text = report.compose(*write_run(tmp_path, drafted=12), "trial", FACTS, SETS)
+    text = report.compose(*write_run(tmp_path, drafted=12), tmp_path / "plan.json", "trial", FACTS, SETS)
     (shown,) = rows_of(text.splitlines())["mini: held-out loss, accuracy by drafted token"]
     assert shown == "0.250, " + " ".join(f"{0.25 + place:.3f}" for place in range(12))

@@ -55,7 +55,7 @@ def test_a_script_answers_help(script: Path, help_texts: dict[str, list]):
     code, said = help_texts[str(script)]
     assert code == 0
     assert said.startswith(f"usage: {script.name} ")
-    assert "--spec" in said
+    assert ("--spec" in said) == (script.stem in RULES)
 
 
 def test_a_light_script_answers_help_on_its_own():
@@ -111,5 +111,5 @@ def test_a_rule_has_a_docstring_a_log_and_calls_the_script_of_its_name(name: str
     assert "2>&1 | tee {log}" in body
 
 
-def test_every_script_has_its_rule():
-    assert sorted(RULES) == [path.stem for path in SCRIPTS]
+def test_every_script_has_its_rule_but_those_that_look_at_any_run():
+    assert set(RULES) == {path.stem for path in SCRIPTS} - {"status", "compare"}

@@ -18,7 +18,8 @@ SERVERS = ("baseline", "eagle3", "published")
 DEVICES = "CUDA_VISIBLE_DEVICES"
 OPTIONS = {
     "max_model_len": 256, "dtype": "bfloat16", "tensor_parallel": 1, "max_num_seqs": 8, "enforce_eager": True,
-    "kv_cache_gib": None, "gpu_memory_utilization": 0.9, "port": None, "stall_timeout": 60, "extra_args": [],
+    "kv_cache_gib": None, "gpu_memory_utilization": 0.9, "port": None, "stall_timeout": 60,
+    "restarts": 1, "extra_args": [],
 }  # fmt: skip
 SPEC = {
     "servers": {"eagle3": 3, "published": 7},
@@ -49,6 +50,10 @@ class Engine:
         return {"seen by": self.name}
 
 
+def measured_on(name: str, chosen: str, level: int) -> dict:
+    return {"measured on": [name, chosen, level], "answers": [], "tokens": 0}
+
+
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs the script on a stand-in of a run; returns the events, with what was measured together."""
@@ -60,16 +65,22 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(Engine, "events", [])
+    losses: list[tuple[str, int]] = []
     monkeypatch.setattr(engine, "Engine", Engine)
 
-    def measure_all(engines: dict, sets: dict, levels: list[int], session: evaluation.Session) -> dict:
+    def measure_all(engines: dict, sets: dict, levels: list[int], session: evaluation.Session, kept) -> None:
         asked = {name: len(prompts) for name, prompts in sets.items()}
         Engine.events.append(("measure", tuple(engines), asked, levels, session.rest))
-        return {name: {"measured on": name} for name in engines}
+        for chosen, level in evaluation.to_measure(engines, sets, levels, kept):
+            if (chosen, level) in losses:
+                losses.remove((chosen, level))
+                raise engine.EngineLost("it died")
+            kept.keep(chosen, level, {name: measured_on(name, chosen, level) for name in engines})
 
     monkeypatch.setattr(evaluation, "measure_all", measure_all)
 
-    def run(together: bool, gpus: int = 0, **options) -> list[tuple]:
+    def run(together: bool, gpus: int = 0, lost: tuple = (), **options) -> list[tuple]:
+        losses.extend(lost)
         line = ["serve.py", "--spec", json.dumps(SPEC | {"together": together}), "--gpus", str(gpus)]
         line += ["--target", "target/manifest.json", "--prompts", *(f"prompts/{name}.jsonl" for name in SPEC["sets"])]
         line += ["--drafters", "export/eagle3/manifest.json", "--references", "references/published/manifest.json"]
@@ -119,4 +130,23 @@ def test_servers_differ_in_their_drafter_alone_and_each_has_its_own_file(started
             "model": folder,
             "num_speculative_tokens": SPEC["servers"][name],
         }
-        assert (served[name]["sets"], served[name]["engine"]) == ({"measured on": name}, {"seen by": name})
+        sets = {each: {str(level): measured_on(name, each, level) for level in (1, 8)} for each in SPEC["sets"]}
+        assert (served[name]["sets"], served[name]["engine"]) == (sets, {"seen by": name})
+
+
+def test_when_a_server_is_lost_all_start_anew_and_what_was_measured_is_kept(started, tmp_path: Path):
+    events = started(together=True, lost=(("heldout", 8),))
+    assert [event[0] for event in events].count("measure") == 2
+    served = files.read_json(tmp_path / "evaluation" / "eagle3" / "served.json")["sets"]
+    assert served["heldout"]["1"] == measured_on("eagle3", "heldout", 1)
+    assert served["humaneval"]["8"] == measured_on("eagle3", "humaneval", 8)
+    assert not list(tmp_path.rglob("*.work"))
+
+
+def test_a_job_that_lost_too_many_servers_goes_on_where_it_was(started, tmp_path: Path):
+    with pytest.raises(engine.EngineLost):
+        started(together=True, lost=(("heldout", 8), ("heldout", 8)))
+    (kept,) = tmp_path.rglob("measured.jsonl")
+    assert [(each["set"], each["level"]) for each in files.read_appended(kept)] == [("heldout", 1)]
+    started(together=True)
+    assert not kept.exists()

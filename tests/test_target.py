@@ -5,14 +5,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors.numpy import save_file
 
 from pilotfish import files, target
 from pilotfish.errors import UserError
 
 
 def make_model(folder: Path, *names: str) -> Path:
+    """A folder of these files: empty weights, and JSON that tells its own name."""
     for name in names:
-        files.write_text(folder / name, f"{name} of {folder.name}")
+        if name.endswith(".safetensors"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            save_file({}, folder / name)
+        else:
+            files.write_json(folder / name, {"name": f"{name} of {folder.name}"})
     return folder
 
 
@@ -68,7 +74,7 @@ def test_a_relative_source_is_linked_from_anywhere(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     target.materialise("source", None, Path("results/model"))
     monkeypatch.chdir("/")
-    assert (tmp_path / "results/model/config.json").read_text(encoding="utf-8") == "config.json of source"
+    assert files.read_json(tmp_path / "results/model/config.json") == {"name": "config.json of source"}
 
 
 def test_nothing_of_an_earlier_target_stays(tmp_path: Path):

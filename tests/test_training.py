@@ -19,6 +19,7 @@ from speculators.model import SpeculatorModel
 
 from helpers import LAYERS, arrow_of, captured_folder, random_ids, random_target, response
 from pilotfish import algorithms, constants, files, replay, samples, shards, training, transfer, vocabulary
+from pilotfish.progress import Heartbeat
 
 VOCABULARY, DRAFT_VOCABULARY = 200, 80
 LENGTH, PACK, STEPS_PER_EPOCH = 20, 42, 8  # two samples of 20 tokens with states to a pack
@@ -101,9 +102,29 @@ class Trained(NamedTuple):
     work: Path
 
 
-def train(inputs: Inputs, work: Path, weights: int = SHARED["seed"], rates: dict | None = None, **spec) -> Trained:
+class Noted(Heartbeat):
+    """A heartbeat that keeps what it was told."""
+
+    def __init__(self):
+        super().__init__(None, "train", 0, "steps")
+        self.told: list[tuple[int, int]] = []  # steps and tokens
+
+    def advance(self, done: int, tokens: int = 0) -> None:
+        super().advance(done, tokens)
+        self.told.append((done, tokens))
+
+
+def train(
+    inputs: Inputs,
+    work: Path,
+    weights: int = SHARED["seed"],
+    rates: dict | None = None,
+    heartbeat: Heartbeat | None = None,
+    **spec,
+) -> Trained:
     """Train a drafter with random `weights` of that seed; `rates` goes on from an earlier try."""
     work.mkdir(exist_ok=True)
+    heartbeat = heartbeat or Noted()
     rates = {} if rates is None else rates
     handler = logging.Handler()
     handler.emit = lambda record: (
@@ -113,7 +134,7 @@ def train(inputs: Inputs, work: Path, weights: int = SHARED["seed"], rates: dict
     metrics.addHandler(handler)
     model = drafter(inputs, weights)
     try:
-        log = training.train(model, {**inputs.spec, **spec}, inputs.train, inputs.heldout, replayed, work)
+        log = training.train(model, {**inputs.spec, **spec}, inputs.train, inputs.heldout, replayed, work, heartbeat)
     finally:
         metrics.removeHandler(handler)
     return Trained(model, files.read_jsonl(log), rates, work)
@@ -289,6 +310,18 @@ def test_resumed_training_takes_each_step_with_the_same_learning_rate(resumed: T
 def test_resumed_training_logs_the_same_steps_once(resumed: Trained, unbroken: Trained, kind: str):
     ours, theirs = ([row for row in each.log if row["kind"] == kind] for each in (resumed, unbroken))
     assert ours == theirs
+
+
+def test_progress_is_the_steps_that_a_checkpoint_contains_and_never_those_after_it(inputs: Inputs, tmp_path: Path):
+    first, second = Noted(), Noted()
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interruption):
+        interrupt(monkeypatch, "_optimizers_step", 14, throw)
+        train(inputs, tmp_path, heartbeat=first)
+    train(inputs, tmp_path, weights=2, heartbeat=second)
+    tokens = int(inputs.train.approx_lengths.sum()) // STEPS_PER_EPOCH
+    assert first.told == [(step, step * tokens) for step in (0, 2, 4, 6, 8, 10, 12)]
+    assert [step for step, _ in second.told] == [12, 14, 16, 16], "what an earlier try left is the start"
+    assert second.line().startswith("16 of 16 steps, 100%")
 
 
 def test_a_replay_that_an_earlier_try_logged_is_not_logged_again(inputs: Inputs, unbroken: Trained, tmp_path: Path):

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pilotfish import files, generation, shards
+from pilotfish import disk, files, generation, seals, shards
 from pilotfish.engine import SERVED_NAME, Engine
 from pilotfish.errors import UserError
+from pilotfish.progress import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Adoption:
         """
         if not listing.is_file():
             return
-        listed = files.read_json(listing)
+        listed = shards.read_index(listing)
         if listed.get("origin") != origin:
             logger.info("%s: captured from another target, with other settings or code; not adopted", listing)
             return
@@ -93,6 +94,12 @@ class Adoption:
         lacking = {row: [layer for layer in self.layers if layer not in self._held[row]] for row in sorted(self._held)}
         return {row: layers for row, layers in lacking.items() if layers}
 
+    def finished(self) -> tuple[int, int]:
+        """How many rows lack no layer, and their tokens."""
+        lacking = self.missing()
+        tokens = sum(len(ids) - 1 for row, ids in self.ids.items() if row not in lacking)
+        return len(self._held) - len(lacking), tokens
+
     def missing_layers(self) -> list[int]:
         """The layers that some row lacks: what the engine must capture."""
         return sorted({layer for layers in self.missing().values() for layer in layers})
@@ -106,28 +113,28 @@ class Adoption:
             for start in range(0, len(rows), shards.ROWS_PER_SHARD):
                 yield list(layers), rows[start : start + shards.ROWS_PER_SHARD]
 
-    async def capture_missing(self, server: Engine, options: dict) -> None:
+    async def capture_missing(self, server: Engine, options: dict, beat: Heartbeat) -> None:
         """Prefill each row that lacks a layer, and write what it lacks in new shards as they become complete.
 
-        `server` captures `missing_layers()`.
+        `server` captures `missing_layers()`; `beat` counts the rows that lack nothing.
         """
         api = generation.client(server)
         captured = self.missing_layers()
         for layers, rows in list(self._new_shards()):
             columns = [captured.index(layer) for layer in layers]
             made: dict[int, shards.RowStates] = {}
+            disk.check_room(self.folder, 0)
 
-            async def attempt(row: int, made: dict = made, columns: list[int] = columns) -> int:
+            async def attempt(row: int, made: dict = made, columns: list[int] = columns) -> None:
                 tokens = self.ids[row][:-1]
                 answer = await api.completions.create(model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0)
                 path = Path(answer.model_dump()["kv_transfer_params"]["hidden_states_path"])
                 states = await generation.take_states(path, tokens, len(captured))
                 made[row] = shards.RowStates(states.token_ids, states.hidden_states[:, columns])
                 path.unlink()
-                return len(tokens)
 
-            async def do_row(row: int, attempt=attempt) -> int:
-                return await generation.with_retries(row, lambda: attempt(row), server)
+            async def do_row(row: int, attempt=attempt) -> None:
+                await generation.with_retries(row, lambda: attempt(row), server)
 
             await generation.run_rows(
                 server, rows, do_row,
@@ -136,6 +143,7 @@ class Adoption:
             path = self._free(shards.shard_name(rows[0], rows[-1] + 1))
             shards.write_shard(path, [(row, made[row]) for row in rows], layers)
             self._take(path, None)
+            beat.advance(*self.finished())
         if missing := self.missing():
             raise UserError(
                 f"{self.folder}: rows {list(missing)[:5]} still lack layers after their capture; see the log"
@@ -146,5 +154,5 @@ class Adoption:
         common = set.intersection(*self._held.values()) if self._held else self.layers
         shards.write_index(self.folder, sorted(common), self.entries)
         index = files.read_json(self.folder / shards.INDEX)
-        files.write_json(self.folder / shards.KEPT, {**index, "origin": origin})
+        seals.write_json(self.folder / shards.KEPT, {**index, "origin": origin})
         files.publish_folder(self.folder, output)

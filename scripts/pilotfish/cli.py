@@ -5,12 +5,16 @@ import argparse
 import json
 import logging
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from pilotfish.errors import UserError
+
+RUN = "PILOTFISH_RUN"  # set by the workflow: the process id of its Snakemake
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -26,6 +30,11 @@ def path_argument(made: argparse.ArgumentParser, name: str, help: str, many: boo
     made.add_argument(name, required=True, type=Path, help=help, nargs="+" if many else None)
 
 
+def heartbeat_argument(made: argparse.ArgumentParser) -> None:
+    """Add `--heartbeat`, the file in which a long job says how far it is; none is written without it."""
+    made.add_argument("--heartbeat", type=Path, help="JSON file that tells the job's progress to `make status`")
+
+
 def spec_of(arguments: argparse.Namespace) -> dict:
     """The parsed `--spec`; a UserError when it is not a JSON object."""
     try:
@@ -35,6 +44,22 @@ def spec_of(arguments: argparse.Namespace) -> dict:
     if not isinstance(spec, dict):
         raise UserError("--spec: a JSON object is needed, in braces")
     return spec
+
+
+def _end_with_run() -> None:
+    """End as on SIGTERM when the Snakemake that started this job has ended, by SIGKILL too."""
+    if not (run := os.getenv(RUN)):
+        return
+    try:
+        ended = os.pidfd_open(int(run))
+    except ProcessLookupError:
+        sys.exit(143)
+
+    def watch() -> None:
+        select.select([ended], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def run(main: Callable[[], None]) -> None:
@@ -49,6 +74,8 @@ def run(main: Callable[[], None]) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # SystemExit unwinds the context managers, so engines stop and locks are given back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    _end_with_run()
     try:
         main()
     except UserError as error:

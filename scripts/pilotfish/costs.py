@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from pilotfish import files
+from pilotfish.errors import UserError
 from pilotfish.markdown import table
 
 # Which folder of results/RUN each rule fills, for the cost table.
@@ -25,23 +26,44 @@ STAGES = (
     ("serve", "evaluation"),
 )
 GATES = "validate_*"
+PLANNED = ["planned, s", "planned, MB"]
 REHEARSAL = "rehearse"  # trains and serves one row for its gate alone: counted among the gates
 
 
-def stages(results: Path, benchmarks: Path) -> list[str]:
-    """Wall time, peak memory and disk of each stage and its gate; a file with two names counts once."""
+def stages(results: Path, benchmarks: Path, plan: Path) -> list[str]:
+    """Wall time, peak memory and disk of each stage and its gate; a file with two names counts once.
+
+    Where `plan` (logs/RUN/plan.json) exists, what was planned when the run began stands beside them.
+    """
     seen: set[int] = set()
     rows = []
     total_seconds = total_bytes = 0.0
+    planned = _planned(plan)
     for rule, folder in STAGES:
         seconds, memory = _benchmark(benchmarks, rule)
         size = _disk(results / folder, seen) if folder else 0
         total_seconds, total_bytes = total_seconds + seconds, total_bytes + size
-        rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}"])
+        rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}", *planned.get(rule, [])])
     gates = sum(seconds for _, seconds in _gates(benchmarks))
-    rows.append(["gates", f"{gates:.0f}", "", ""])
-    rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}"])
-    return table(["stage", "wall time, s", "peak memory, MiB", "disk, MB"], rows)
+    rows.append(["gates", f"{gates:.0f}", "", "", *planned.get("gates", [])])
+    rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}", *planned.get("total", [])])
+    header = ["stage", "wall time, s", "peak memory, MiB", "disk, MB"]
+    return table([*header, *PLANNED] if planned else header, rows)
+
+
+def _planned(plan: Path) -> dict[str, list[str]]:
+    """Planned seconds and MB of every stage and of all; empty where no plan can be read."""
+    try:
+        found = files.read_json(plan)
+    except UserError:
+        return {}
+    lines = {name: _cells(stage["seconds"], stage["kept"]) for name, stage in found["stages"].items()}
+    empty = {rule: ["", ""] for rule, _ in STAGES}
+    return {**empty, "gates": ["", ""], **lines, "total": _cells(found["seconds"], found["kept"])}
+
+
+def _cells(seconds: float, size: int) -> list[str]:
+    return [f"{seconds:.0f}", f"{size / 1e6:.1f}"]
 
 
 def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:

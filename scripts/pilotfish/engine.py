@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM server that lives inside one job: started, watched, and stopped whatever happens."""
 
+import contextlib
 import json
 import logging
 import os
@@ -11,41 +12,44 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import httpx
 
-from pilotfish import files
+from pilotfish import causes, files
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 HOST = "127.0.0.1"
 PYTHON = sys.executable
 SERVED_NAME = "target"
 POLL_SECONDS = 0.25
+HEALTH_TIMEOUT = 2  # seconds
 TAIL_LINES = 30
 STOP_SECONDS = 20  # between SIGTERM and SIGKILL
+KILL_SECONDS = 10  # that the warden may take besides
 SCRIPTS = Path(__file__).resolve().parent.parent
-# Runs before the server, in its process: ask the kernel for SIGTERM when the job dies, then become it.
-DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]): sys.exit("the job died first")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+WARDEN = SCRIPTS / "pilotfish" / "warden.py"
 FOREIGN = "stop the process that took the port, or leave engine.port out to take a free one"
 FEW_CORES = 4
 INTEL_OPENMP = Path(sys.prefix) / "lib" / "libiomp5.so"
-# What a start goes through, as patterns of vLLM's log lines.
+# What a start goes through once vLLM has written its view, as patterns of its log lines. An engine that does not
+# compile goes from the weights to "init engine".
 MILESTONES = (
-    ("weights loaded", re.compile(r"Loading weights took|Model loading took")),
-    ("compiled", re.compile(r"torch\.compile took|Graph capturing finished|Warming up model")),
-    ("KV cache ready", re.compile(r"GPU KV cache size|CPU KV cache|KV cache size")),
+    ("weights", re.compile(r"Loading weights took|Model loading took")),
+    ("compile", re.compile(r"init engine .* took|Graph capturing finished")),
 )
+DONE = {"process": "process up", "weights": "weights loaded", "compile": "KV cache and kernels ready", "ready": "ready"}
+STAGES = ("process", *(name for name, _ in MILESTONES), "ready")  # each with its limit in engine.start_timeouts
+
+
+class EngineLost(UserError):
+    """An engine that was ready has died, hangs, or answers no more: another may go on with what is unfinished."""
 
 
 def free_port(wanted: int | None) -> int:
@@ -119,8 +123,10 @@ def drafter_arguments(drafter: Path, speculative_tokens: int) -> list[str]:
 class Engine:
     """Context manager around one vLLM server on loopback.
 
-    Entering returns when the server answers, or raises UserError with the last log lines within a second
-    of its death. Leaving stops its whole process group; the kernel stops it if this process is killed.
+    Entering returns when the server answers, or raises UserError with the last log lines within a second of its
+    death, or when a stage of its start takes longer than engine.start_timeouts allows. Leaving stops it with all
+    its processes; `pilotfish.warden` does so when this process is killed. The log of the start before is kept as
+    `*.previous.log`.
     """
 
     def __init__(self, line: Sequence[str], options: dict, log: Path):
@@ -128,7 +134,8 @@ class Engine:
         self.options = options
         self.log = log
         self.port = 0
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | None = None  # the warden
+        self._group = 0  # the server's process group
         # A second name for the model, which no other server can know.
         self.mark = f"{SERVED_NAME}-{secrets.token_hex(8)}"
         self._view = log.with_suffix(".view.json")
@@ -141,7 +148,9 @@ class Engine:
         self.port = free_port(self.options["port"])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._view.unlink(missing_ok=True)
-        command = [PYTHON, "-c", DIE_WITH_PARENT, str(os.getpid())]
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".previous.log"))
+        command = [PYTHON, "-P", str(WARDEN), str(STOP_SECONDS)]
         command += [sys.executable, "-m", "pilotfish.launch", str(self._view.resolve())]
         command += [*self.line, "--served-model-name", SERVED_NAME, self.mark]
         command += ["--host", HOST, "--port", str(self.port)]
@@ -149,16 +158,20 @@ class Engine:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
                 env=self._environment(),
                 start_new_session=True,
             )
         try:
+            self._group = int(self.process.stdout.readline() or 0)
             self._wait_until_ready()
             self._check_identity()
-        except BaseException:
+        except BaseException as error:
             self.stop()
+            if isinstance(error, EngineLost):  # another start would fail as this one did
+                raise UserError(str(error)) from None
             raise
         return self
 
@@ -186,22 +199,30 @@ class Engine:
         return environment
 
     def _wait_until_ready(self) -> None:
-        begun = time.monotonic()
-        reached: set[str] = set()
-        while True:
+        begun = since = time.monotonic()
+        stages = list(STAGES)
+        while stages:
             self.check_alive()
-            for name in self._milestones() - reached:
-                reached.add(name)
-                logger.info("engine: %s (%.0f s)", name, time.monotonic() - begun)
-            if self._answers():
-                logger.info("engine: ready (%.0f s)", time.monotonic() - begun)
-                return
-            if time.monotonic() - begun > self.options["start_timeout"]:
+            now = time.monotonic()
+            reached = self._reached()
+            while stages and stages[0] in reached:
+                logger.info("engine: %s (%.0f s)", DONE[stages.pop(0)], now - begun)
+                since = now
+            if stages and now - since > (limit := self.options["start_timeouts"][stages[0]]):
                 raise UserError(
-                    f"the engine was not ready after engine.start_timeout = {self.options['start_timeout']} s; "
-                    f"reached: {', '.join(sorted(reached)) or 'nothing'}. Last lines of {self.log}:\n{self.tail()}"
+                    f"the engine is not past the stage {stages[0]!r} of its start after engine.start_timeouts."
+                    f"{stages[0]} = {limit} s (before it: {', '.join(STAGES[: -len(stages)]) or 'nothing'}); raise the "
+                    f"limit if it only wants more time. Last lines of {self.log}:\n{self.tail()}"
                 )
-            time.sleep(POLL_SECONDS)
+            if stages:
+                time.sleep(POLL_SECONDS)
+
+    def _reached(self) -> set[str]:
+        """The stages of the start that lie behind; who has a later one behind has the earlier ones too."""
+        text = self._text()
+        last = 1 if self._view.is_file() else 0
+        last = max(last, *(n for n, (_, pattern) in enumerate(MILESTONES, 2) if pattern.search(text)), 0)
+        return set(STAGES if self.answers() else STAGES[:last])
 
     def _check_identity(self) -> None:
         """Raise UserError unless the server that answers is the one started here, with this job's target."""
@@ -224,42 +245,61 @@ class Engine:
         """
         return files.read_json(self._view)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the server says that it is well, within HEALTH_TIMEOUT seconds."""
         try:
-            return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=HEALTH_TIMEOUT).status_code == 200
         except httpx.HTTPError:
             return False
 
-    def _milestones(self) -> set[str]:
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        return {name for name, pattern in MILESTONES if pattern.search(text)}
-
     def check_alive(self) -> None:
-        """Raise UserError with the last log lines when the server process has ended."""
+        """Raise EngineLost with exit status, likely cause and the last log lines when the server has ended."""
         assert self.process is not None
         status = self.process.poll()
         if status is not None:
-            raise UserError(
-                f"the engine ended with exit status {status}. Last {TAIL_LINES} lines of {self.log}:\n{self.tail()}"
+            cause = causes.likely(status, self._text())
+            raise EngineLost(
+                f"the engine ended with exit status {status}{cause and f'; likely cause: {cause}'}. "
+                f"Last {TAIL_LINES} lines of {self.log}:\n{self.tail()}"
             )
+
+    def _text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def tail(self) -> str:
         """The last lines of the engine's log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+        return "\n".join(f"  | {line}" for line in self._text().splitlines()[-TAIL_LINES:])
 
     def stop(self) -> None:
-        """End the whole process group: SIGTERM, then SIGKILL for what is left."""
+        """Have the warden end the server and all its processes; do so here if the warden itself is gone."""
         if self.process is None:
             return
-        group = self.process.pid
-        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5)):
-            try:
-                os.killpg(group, number)
-            except ProcessLookupError:
-                break
-            try:
-                self.process.wait(timeout=patience)
-            except subprocess.TimeoutExpired:
-                logger.warning("the engine (process group %d) outlived %s for %d s", group, number.name, patience)
+        self.process.stdin.close()
+        try:
+            self.process.wait(STOP_SECONDS + KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine (process group %d) outlived its warden's patience", self._group)
+            self.process.kill()
+            self.process.wait()
+        if self._group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+        self.process.stdout.close()
         self.process = None
+
+
+def restarting(times: int, attempt: Callable[[], Result]) -> Result:
+    """The result of `attempt`, which starts engines of its own; made again when one is lost, at most `times` times.
+
+    Work that an attempt finished must be on disk, so that the next does not repeat it.
+    """
+    for left in range(times, -1, -1):
+        try:
+            return attempt()
+        except EngineLost as error:
+            if not left:
+                raise
+            logger.warning(
+                "%s\nwhat is finished is kept; another engine is started (%d restarts left)", error, left - 1
+            )
+    raise AssertionError("unreachable")

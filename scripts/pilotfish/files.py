@@ -3,17 +3,23 @@
 
 import codecs
 import errno
+import glob
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pilotfish.errors import UserError
 
 CHUNK = 1 << 22  # bytes read at a time while hashing
+LONGEST_LINE = 1 << 25  # bytes of a JSON line: an answer of a million tokens, ids and text, takes less than 20 MB
+DEEPEST = 100  # lists and objects inside one another, on a JSON line
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
@@ -31,11 +37,30 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+        _clear_up(path)
     except OSError as error:
         raise unwritable(path, error) from None
+    except Exception as error:
+        # safetensors says what the system told it in words alone.
+        if told := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(told[1])
+            raise unwritable(path, OSError(number, os.strerror(number))) from error
+        raise
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _clear_up(path: Path) -> None:
+    """Remove what a process that was killed left of its own try to write `path`."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        writer = left.name.removesuffix(".tmp").rpartition(".")[2]
+        try:
+            os.kill(int(writer), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue
 
 
 def unwritable(path: Path, error: OSError) -> Exception:
@@ -80,21 +105,44 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
             handle.write(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _encodable(line: bytes) -> bool:
-    """Whether a JSON line's text can be written as UTF-8: escapes may spell half a surrogate pair."""
-    try:
-        json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return False
+def _unique(pairs: list[tuple[str, Any]]) -> dict:
+    """An object of JSON, none of whose keys is repeated."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in made if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated[:100]!r} is repeated")
+    return made
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:100]} is not a finite number")
+    return number
+
+
+_ANY = json.JSONDecoder(object_pairs_hook=_unique)
+_FINITE = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+
+
+def _is_deep(value: object) -> bool:
+    """Whether lists and objects lie more than DEEPEST inside one another."""
+    level = [value]
+    for _ in range(DEEPEST):
+        held = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for values in held for inner in values if isinstance(inner, dict | list)]
+        if not level:
+            return False
     return True
 
 
-def _row(line: bytes) -> dict:
+def _row(line: bytes, decoder: json.JSONDecoder) -> dict:
     """The JSON object of one line; a ValueError says what is wrong with it and the cure."""
     if line.startswith(codecs.BOM_UTF8):
         raise ValueError("starts with a byte order mark; re-save the file as UTF-8 without one (BOM)")
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = decoder.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error}); re-save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -104,21 +152,39 @@ def _row(line: bytes) -> dict:
         ) from None
     if not isinstance(row, dict):
         raise ValueError(f"a JSON {type(row).__name__}, not an object in braces; mend or remove the line")
-    if b"\\ud" in line.lower() and not _encodable(line):
+    if line.count(b"{") + line.count(b"[") > DEEPEST and _is_deep(row):
+        raise ValueError(f"lists or objects more than {DEEPEST} deep; mend or remove the line")
+    if b"\\ud" in line.lower() and not is_text(json.dumps(row, ensure_ascii=False)):
         raise ValueError("half of a surrogate pair (\\ud...), which is no text; mend or remove the line")
     return row
 
 
-def iterate_jsonl(path: Path) -> Iterator[dict]:
+def is_text(value: str) -> bool:
+    """Whether a text can be written as UTF-8: escapes of JSON and YAML may spell half a surrogate pair."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def iterate_jsonl(path: Path, finite: bool = False) -> Iterator[dict]:
     """Yield one JSON object a line, holding one at a time; lines end with LF or CRLF.
 
-    A broken line is a UserError with its number (from 1) and the cure, raised when it is reached.
+    A broken line, or one of more than LONGEST_LINE bytes, is a UserError with its number (from 1) and the cure,
+    raised when it is reached. NaN and infinity, which JSON lacks, are numbers unless all must be `finite`.
     """
+    decoder = _FINITE if finite else _ANY
     try:
         with open(path, "rb") as handle:
-            for number, line in enumerate(handle, 1):
+            for number, line in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
                 try:
-                    row = _row(line)
+                    if len(line) > LONGEST_LINE:
+                        raise ValueError(
+                            f"longer than {LONGEST_LINE:,} bytes; shorten or remove the line, or, if the file is one "
+                            "large list, write one JSON object a line"
+                        )
+                    row = _row(line, decoder)
                 except ValueError as error:
                     raise UserError(f"{path}, line {number}: {error}") from None
                 yield row
@@ -143,19 +209,23 @@ def append_jsonl(path: Path, value: dict) -> None:
 
 
 def read_appended(path: Path) -> list[dict]:
-    """Whole lines of a journal; a torn last one, from a job that was killed while writing, is cut off."""
-    if not path.exists():
+    """Whole lines of a journal; a torn last one, from a job that was killed while writing, is cut off.
+
+    A line that is not one JSON object is left out: what it stood for is done again.
+    """
+    try:
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(path, len(whole))
+    except FileNotFoundError:
         return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; mend its rights, or delete it and run again") from None
     rows = []
-    for line in whole.splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue  # what this line stood for is done again
+    for line in whole.split(b"\n"):
+        with suppress(ValueError):
+            rows.append(_row(line + b"\n", _ANY))
     return rows
 
 
@@ -181,6 +251,7 @@ def publish_folder(source: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(final)
     os.replace(staged, final)
+    _clear_up(final)
 
 
 def link(source: Path, destination: Path) -> None:

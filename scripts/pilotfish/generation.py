@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk requests to an engine inside a job: sampling spelled out, retries, progress counted in finished rows."""
+"""Bulk requests to an engine inside a job: sampling spelled out, retries, and an eye on the engine meanwhile."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import openai
 
 from pilotfish import shards
-from pilotfish.engine import SERVED_NAME, Engine
+from pilotfish.engine import SERVED_NAME, Engine, EngineLost
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
-ATTEMPTS = 3  # per row, for errors that a second try may mend
+ATTEMPTS = 5  # per row, for errors that a second try may mend
+BACK_OFF = 1.0  # seconds: the second attempt is made at once, the further ones after 1, 3 and 7 of it
 REQUEST_TIMEOUT = 3600  # seconds
 FILE_TIMEOUT = 120  # seconds between a response and its states file
 FILE_POLL = 0.01
-REPORT_SECONDS = 15
+HEALTH_EVERY = 10  # seconds between two looks at an engine's health while it works
+HEALTH_PATIENCE = 120  # seconds without a sign of it, until the engine counts as lost
 
 
 class RowRefused(Exception):
@@ -112,27 +116,23 @@ async def take_states(path: Path, expected_ids: Sequence[int], layers: int) -> s
 async def run_rows(
     engine: Engine,
     rows: Sequence[int],
-    do_row: Callable[[int], Awaitable[int]],
+    do_row: Callable[[int], Awaitable[None]],
     *,
     at_once: int,
     stall_timeout: int,
 ) -> None:
-    """Run `do_row` (returns its count of tokens) for each row, `at_once` together, in order.
+    """Run `do_row` for each row, `at_once` together, in order.
 
-    Progress is counted in finished rows. Raises UserError as soon as the engine dies, or when no row
-    finishes for `stall_timeout` seconds; the rows already finished stay in the journal.
+    Raises EngineLost as soon as the engine dies, when it does not answer /health for HEALTH_PATIENCE seconds, or
+    when no row finishes for `stall_timeout` seconds while some are asked for.
     """
     gate = asyncio.Semaphore(at_once)
-    begun = advanced = reported = time.monotonic()
-    finished = tokens = 0
+    watch = _Watch(engine, stall_timeout, len(rows))
 
     async def one(row: int) -> None:
-        nonlocal finished, tokens, advanced
         async with gate:
-            made = await do_row(row)
-            tokens += made
-            finished += 1
-            advanced = time.monotonic()
+            await do_row(row)
+            watch.finished_one()
 
     tasks = [asyncio.create_task(one(row)) for row in rows]
     pending: set[asyncio.Task] = set(tasks)
@@ -142,28 +142,48 @@ async def run_rows(
             engine.check_alive()
             for task in done:
                 task.result()
-            now = time.monotonic()
-            if now - advanced > stall_timeout:
-                raise UserError(
-                    f"no row finished for engine.stall_timeout = {stall_timeout} s ({finished} of {len(rows)} "
-                    f"done); last lines of {engine.log}:\n{engine.tail()}"
-                )
-            if now - reported > REPORT_SECONDS or not pending:
-                reported = now
-                rate = finished / (now - begun)
-                left = (len(rows) - finished) / rate if rate else float("inf")
-                logger.info(
-                    "%d of %d rows, %.0f tokens/s, about %.0f s left",
-                    finished, len(rows), tokens / (now - begun), left,
-                )  # fmt: skip
+            if pending:
+                await watch.look()
     finally:
         for task in pending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def with_retries(row: int, attempt: Callable[[], Awaitable[int]], engine: Engine) -> int:
-    """Call `attempt` up to ATTEMPTS times on connection faults and server errors."""
+class _Watch:
+    """Tells a working engine from one that hangs."""
+
+    def __init__(self, engine: Engine, stall_timeout: int, rows: int):
+        self._engine, self._stall_timeout, self._rows = engine, stall_timeout, rows
+        self._finished = 0
+        self._advanced = self._looked = self._well = time.monotonic()
+
+    def finished_one(self) -> None:
+        self._finished += 1
+        self._advanced = time.monotonic()
+
+    async def look(self) -> None:
+        """Raise EngineLost when the engine has given no sign of life, or finished no row, for too long."""
+        now = time.monotonic()
+        if now - self._advanced > self._stall_timeout:
+            raise EngineLost(
+                f"no row finished for engine.stall_timeout = {self._stall_timeout} s ({self._finished} of {self._rows} "
+                f"done): the engine hangs, or the limit is too short for such long answers; {self._last_lines()}"
+            )
+        if now - self._looked < HEALTH_EVERY:
+            return
+        self._looked = now
+        if await asyncio.to_thread(self._engine.answers):
+            self._well = now
+        elif now - self._well > HEALTH_PATIENCE:
+            raise EngineLost(f"the engine has not answered /health for {HEALTH_PATIENCE} s; {self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        return f"last lines of {self._engine.log}:\n{self._engine.tail()}"
+
+
+async def with_retries(row: int, attempt: Callable[[], Awaitable[Result]], engine: Engine) -> Result:
+    """Call `attempt` up to ATTEMPTS times on connection faults and server errors, after longer and longer pauses."""
     for number in range(1, ATTEMPTS + 1):
         try:
             return await attempt()
@@ -171,5 +191,8 @@ async def with_retries(row: int, attempt: Callable[[], Awaitable[int]], engine: 
             engine.check_alive()
             if number == ATTEMPTS:
                 raise UserError(f"row {row}: {ATTEMPTS} attempts failed, the last with: {error}") from None
-            logger.warning("row %d: attempt %d failed (%s); trying again", row, number, error)
+            # At once at first: a connection that the server closed while it was idle is no fault, and serving is timed.
+            pause = BACK_OFF * (2 ** (number - 1) - 1)
+            logger.warning("row %d: attempt %d failed (%s); trying again in %.0f s", row, number, error, pause)
+            await asyncio.sleep(pause)
     raise AssertionError("unreachable")

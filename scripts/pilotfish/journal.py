@@ -25,6 +25,7 @@ class Journal:
         self.captured = folder / "captured"
         self.ranges = shards.shard_ranges(rows.start, rows.stop)
         self.done: dict[int, dict] = {}
+        self.tokens = 0  # of the answers done
         self.shards: dict[str, dict] = {}
         for path in (self.incoming, self.captured):
             path.mkdir(parents=True, exist_ok=True)
@@ -41,6 +42,7 @@ class Journal:
         for number, row in known.items():
             if row["error"] is None and (not self.layers or number in in_shards or self._states_hold(row)):
                 self.done[number] = row
+        self.tokens = sum(map(_tokens, self.done.values()))
         keep = {self._states_path(row) for row in self.done.values()} if self.layers else set()
         for path in self.incoming.iterdir():
             if path not in keep:
@@ -68,6 +70,7 @@ class Journal:
         row = {**row, "states": states_file, "layers": self.layers}
         files.append_jsonl(self.folder / "rows.jsonl", row)
         self.done[row["row"]] = row
+        self.tokens += _tokens(row)
         for start, end in self.ranges if self.layers else ():
             if start <= row["row"] < end:
                 self._pack(start, end)
@@ -107,3 +110,7 @@ class Journal:
     def write_index(self) -> None:
         """Write `captured/index.json` over the finished shards."""
         shards.write_index(self.captured, self.layers, list(self.shards.values()))
+
+
+def _tokens(row: dict) -> int:
+    return len(row["token_ids"] or [])

@@ -2,6 +2,7 @@
 """Prompts: reading them from any JSONL, and the seeded split by conversation."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,13 +11,19 @@ from pilotfish.errors import UserError
 
 ROLES = ("system", "user", "assistant")
 BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
+LONGEST_ID = 500  # characters
+SHOWN = 6  # roles in an error
 CURE = 'each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
 
 
 def fault(prompt: dict) -> str | None:
     """What is wrong with a prompt's shape, or None: id, then alternating turns that end with the user."""
-    if not isinstance(prompt.get("id"), str | int) or isinstance(prompt.get("id"), bool):
+    if not _names(prompt.get("id")):
         return "`id` is missing or neither text nor a number"
+    if len(str(prompt["id"])) > LONGEST_ID:
+        return f"`id` has more than {LONGEST_ID} characters"
+    if prompt.get("conversation") is not None and not _names(prompt["conversation"]):
+        return "`conversation` is neither text nor a number"
     messages = prompt.get("messages")
     if not isinstance(messages, list) or not messages:
         return "`messages` is missing, empty or not a list"
@@ -27,13 +34,20 @@ def fault(prompt: dict) -> str | None:
             return f"message {number} has empty or non-text `content`"
     turns = [m["role"] for m in messages[1:]] if messages[0]["role"] == "system" else [m["role"] for m in messages]
     if not turns or turns[-1] != "user" or turns != [("user", "assistant")[i % 2] for i in range(len(turns))]:
-        return f"roles must alternate user, assistant, ... and end with user (found {', '.join(turns) or 'none'})"
+        more = ", ..." if len(turns) > SHOWN else ""
+        found = ", ".join(turns[:SHOWN]) or "none"
+        return f"roles must alternate user, assistant, ... and end with user (found {found}{more})"
     return None
+
+
+def _names(value: object) -> bool:
+    """Whether a value can be an id: text or a whole number; true and false, which Python counts as numbers, cannot."""
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def read(path: Path, max_model_len: int) -> list[dict]:
     """All prompts of a file, as `checked` gives them; places in errors are the file and line."""
-    rows = ((f"{path}, line {number}", row) for number, row in enumerate(files.iterate_jsonl(path), 1))
+    rows = ((f"{path}, line {number}", row) for number, row in enumerate(files.iterate_jsonl(path, finite=True), 1))
     found = checked(rows, max_model_len, CURE)
     if not found:
         raise UserError(f"{path}: no prompts in it; {CURE}")
@@ -111,7 +125,8 @@ def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str,
 
 def part_rows(total: int, part: str) -> range:
     """Rows of one part such as `00003-of-00016`: consecutive, nearly equal ranges that cover all rows."""
-    number, _, parts = part.partition("-of-")
-    if not (number.isdigit() and parts.isdigit() and int(number) < int(parts)):
-        raise UserError(f"part {part!r}: write it as 00003-of-00016, numbered from 00000")
-    return range(int(number) * total // int(parts), (int(number) + 1) * total // int(parts))
+    found = re.fullmatch(r"([0-9]{1,9})-of-([0-9]{1,9})", part)
+    number, parts = map(int, found.groups()) if found else (0, 0)
+    if number >= parts:
+        raise UserError(f"part {part[:100]!r}: write it as 00003-of-00016, numbered from 00000")
+    return range(number * total // parts, (number + 1) * total // parts)

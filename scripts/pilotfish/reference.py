@@ -104,11 +104,19 @@ def adopt(
     return record
 
 
+def _named(index: Path) -> set[str]:
+    """The files beside an index that it names."""
+    names = files.read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) and n == Path(n).name for n in names.values()):
+        raise UserError(f"{index}: `weight_map` does not name files beside it; fetch the drafter's files again")
+    return set(names.values())
+
+
 def _weights(source: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a folder: of model.safetensors, of the shards in its index, or of the only file there is."""
     paths = [source / "model.safetensors"]
     if not paths[0].is_file() and (source / INDEX).is_file():
-        paths = sorted({source / name for name in files.read_json(source / INDEX).get("weight_map", {}).values()})
+        paths = sorted(source / name for name in _named(source / INDEX))
     elif not paths[0].is_file():
         paths = sorted(source.glob("*.safetensors"))
         if len(paths) != 1:

@@ -8,8 +8,11 @@ from pilotfish import comparison, costs, files
 from pilotfish.markdown import table
 
 
-def compose(results: Path, benchmarks: Path, run: str, evaluated: dict[str, dict], sets: list[str]) -> str:
-    """The whole report; `evaluated` gives, by name, each drafter's and reference's facts (see `Evaluated`)."""
+def compose(results: Path, benchmarks: Path, plan: Path, run: str, evaluated: dict[str, dict], sets: list[str]) -> str:
+    """The whole report; `evaluated` gives, by name, each drafter's and reference's facts (see `Evaluated`).
+
+    `plan` is what the run was planned to cost, a file that need not be there.
+    """
     found = {
         name: (Reference if facts["kind"] == "reference" else Drafter)(results, name, sets, facts)
         for name, facts in evaluated.items()
@@ -21,7 +24,7 @@ def compose(results: Path, benchmarks: Path, run: str, evaluated: dict[str, dict
         lines += [f"## Training of `{name}`", "", *drafter.training(), ""]
     for name, each in found.items():
         lines += [f"## Serving with `{name}`", "", *_serving(each), ""]
-    lines += ["## Cost of each stage", "", *costs.stages(results, benchmarks), ""]
+    lines += ["## Cost of each stage", "", *costs.stages(results, benchmarks, plan), ""]
     lines += ["## Gates", "", *costs.gates(results, benchmarks), ""]
     lines += ["## Serve it", "", *_serve_lines(results, found)]
     return "\n".join(lines) + "\n"

@@ -3,8 +3,9 @@
 
 import difflib
 import json
+import os
 import re
-from pathlib import Path
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,7 +14,10 @@ from pydantic import Field, ValidationError, model_validator
 from pilotfish.drafter_settings import DRAFTERS, DrafterSettings, ReferenceSettings
 from pilotfish.errors import UserError
 from pilotfish.evaluation_sets import HUB, HUMAN_EVAL
-from pilotfish.strict import Name, Strict
+from pilotfish.strict import Name, Strict, absurdities
+
+SHOWN = 20  # faults listed in an error
+LONGEST_SHOWN = 200  # characters of a value in an error
 
 
 class TargetSettings(Strict):
@@ -31,7 +35,7 @@ class TargetSettings(Strict):
 
     @model_validator(mode="after")
     def _revision_needs_hub(self) -> "TargetSettings":
-        if self.revision and (self.source.startswith("package:") or Path(self.source).expanduser().is_dir()):
+        if self.revision and (self.source.startswith("package:") or os.path.isdir(os.path.expanduser(self.source))):
             raise ValueError("`revision` is only used with a hub id; remove it for a folder or a package")
         return self
 
@@ -56,7 +60,7 @@ class ResponseSettings(Strict):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="passed to the chat template, e.g. `enable_thinking: false`"
     )
-    parts: int = Field(1, gt=0, description="jobs that a split is divided into, each with its own engine")
+    parts: int = Field(1, gt=0, le=99_999, description="jobs that a split is divided into, each with its own engine")
     max_failed: int = Field(0, ge=0, description="rows a split may lose to refused requests before it fails")
     truncated: Literal["keep", "drop"] = Field(
         "keep", description="answers cut at max_tokens: train on what there is of them, or leave them out"
@@ -139,7 +143,7 @@ class EvaluationSettings(Strict):
     @model_validator(mode="after")
     def _named_sets(self) -> "EvaluationSettings":
         if len(set(self.concurrency)) < len(self.concurrency):
-            raise ValueError(f"concurrency {self.concurrency} repeats a level; name each once")
+            raise ValueError(f"concurrency {_shown(self.concurrency)} repeats a level; name each once")
         if HELDOUT not in self.sets:
             raise ValueError(
                 "sets lacks `heldout`, which training is measured on; add `heldout: {prompts: N}`, N of the "
@@ -167,6 +171,15 @@ MANAGED_ARGUMENTS = {
 }
 
 
+class StartTimeouts(Strict):
+    """Seconds that each stage of an engine's start may take, counted from the stage before."""
+
+    process: int = Field(300, gt=0, description="until vLLM has resolved its configuration")
+    weights: int = Field(3600, gt=0, description="until the weights are loaded; 24 minutes are normal for 547 GB")
+    compile: int = Field(1800, gt=0, description="until kernels are compiled or tuned, and the KV cache is laid out")
+    ready: int = Field(300, gt=0, description="until the server answers")
+
+
 class EngineSettings(Strict):
     """How vLLM is started; the same for generation, capture and both sides of serving."""
 
@@ -182,7 +195,8 @@ class EngineSettings(Strict):
     port: int | None = Field(
         None, gt=1023, lt=65536, description="fixed port, of several servers the first one's; none takes free ones"
     )
-    start_timeout: int = Field(1800, gt=0, description="seconds an engine may take to get ready")
+    start_timeouts: StartTimeouts = Field(StartTimeouts(), description="limits on the stages of an engine's start")
+    restarts: int = Field(2, ge=0, description="engines started anew when one is lost in the middle of its work")
     stall_timeout: int = Field(900, gt=0, description="seconds without a finished row before giving up")
     extra_args: list[str] = Field([], description="further vLLM arguments, for example `--enable-expert-parallel`")
 
@@ -246,11 +260,20 @@ def load(config: dict) -> Settings:
 
     Mappings and sequences arrive from YAML as dicts and lists; whole numbers are accepted as floats.
     """
+    if absurd := list(islice(absurdities(config), SHOWN)):
+        raise UserError("the configuration is refused:\n" + "\n".join(f"  {each}" for each in absurd))
     try:
         return Settings.model_validate_json(json.dumps(config, default=str))
     except ValidationError as error:
-        faults = "\n".join(f"  {_explain(fault)}" for fault in error.errors())
-        raise UserError(f"the configuration has {error.error_count()} fault(s):\n{faults}") from None
+        faults = "\n".join(f"  {_explain(fault)}" for fault in error.errors()[:SHOWN])
+        more = "\n  ..." if error.error_count() > SHOWN else ""
+        raise UserError(f"the configuration has {error.error_count()} fault(s):\n{faults}{more}") from None
+
+
+def _shown(value: object) -> str:
+    """A value as it stands in an error, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _explain(fault: dict) -> str:
@@ -262,19 +285,19 @@ def _explain(fault: dict) -> str:
         cure = f"did you mean `{near[0]}`?" if near else f"known keys here: {', '.join(sorted(known))}"
         return f"{where}: unknown key; {cure}"
     if fault["type"].startswith("union_tag"):
-        return f"{where}.algorithm: {fault['input'].get('algorithm')!r}; choose {' or '.join(DRAFTERS)}"
+        return f"{where}.algorithm: {_shown(fault['input'].get('algorithm'))}; choose {' or '.join(DRAFTERS)}"
     if fault["type"] == "missing":
         return f"{where}: missing; it has no default, so set it"
     if fault["type"] == "string_pattern_mismatch":
         named = str(fault["loc"][-2] if fault["loc"][-1] == "[key]" else fault["loc"][-1])
-        return f"{where}: {fault['input']!r} names a folder: use letters, digits, - and _ only ({named})"
+        return f"{where}: {_shown(fault['input'])} names a folder: use letters, digits, - and _ only ({named})"
     value = fault["input"]
     if isinstance(value, str) and fault["type"] in ("float_type", "int_type"):
         return f"{where}: {_number_cure(value, whole=fault['type'] == 'int_type')}"
     message = fault["msg"].removeprefix("Value error, ")
     if isinstance(value, dict):
         return f"{where}: {message}" if fault["loc"] else message
-    return f"{where}: {message} (found {value!r})"
+    return f"{where}: {message} (found {_shown(value)})"
 
 
 def _number_cure(text: str, whole: bool) -> str:

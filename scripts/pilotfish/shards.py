@@ -2,16 +2,19 @@
 """Hidden-state shards: many rows in one safetensors file, read back one row at a time."""
 
 import json
+import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pilotfish import files, manifest
+from pilotfish import files, manifest, seals
 from pilotfish.errors import UserError
 
 ROWS_PER_SHARD = 64
@@ -103,7 +106,7 @@ class ShardReader:
         self._open: OrderedDict[Path, object] = OrderedDict()
         declared = {}
         for index in indexes:
-            content = files.read_json(index)
+            content = read_index(index)
             declared[index] = content["capture_layers"]
             for entry in content["shards"]:
                 shard = _Shard(index.parent / entry["file"], tuple(entry["layers"]))
@@ -113,6 +116,8 @@ class ShardReader:
         for index, held in declared.items():
             if missing := sorted(set(self.layers) - set(held)):
                 raise UserError(f"{index}: layers {missing} were not captured, only {held}; delete it and run again")
+        if self._places and not self.layers:
+            raise UserError(f"{indexes[0]}: no layer that every row has; delete it and run again")
 
     @classmethod
     def of_file(cls, path: Path, layers: Sequence[int], rows: Sequence[int]) -> "ShardReader":
@@ -151,7 +156,12 @@ class ShardReader:
         found: list[tuple[_Shard, list[int], RowStates]] = []
         for shard, position in self._places[row]:
             if wanted := [layer for layer in self.layers if layer in shard.layers]:
-                found.append((shard, wanted, self._read(shard, position, wanted)))
+                piece = _as_written(
+                    partial(self._read, shard, position, wanted),
+                    shard.path,
+                    f"delete {shard.path.parent / INDEX} and run again",
+                )
+                found.append((shard, wanted, piece))
         if sum(len(wanted) for _, wanted, _ in found) < len(self.layers):
             raise KeyError(f"row {row}: no shard holds layers {self.lacking(row)}")
         first, _, held = found[0]
@@ -194,6 +204,16 @@ class ShardReader:
         return {**self.__dict__, "_open": OrderedDict()}
 
 
+def _as_written(read: Callable[[], Any], path: Path, cure: str) -> Any:
+    """What `read` gives of a shard; UserError where the shard is not as `write_shard` writes it."""
+    try:
+        return read()
+    except UserError:
+        raise
+    except Exception as error:  # tensors missing, of other shapes or types: each fails in its own way
+        raise UserError(f"{path}: not a shard as a capture writes it ({error}); {cure}") from None
+
+
 def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     return (left.dtype, left.shape[-1]) == (right.dtype, right.shape[-1])
 
@@ -204,7 +224,31 @@ def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> 
     One row may be in several shards, each with other layers.
     """
     ordered = sorted(shards, key=lambda entry: (entry["rows"][0], entry["file"]))
-    files.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered})
+    seals.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered})
+
+
+def read_index(path: Path) -> dict:
+    """What `write_index` wrote, and of KEPT its origin; UserError where it is not of that form."""
+    content = files.read_json(path)
+    entries = content.get("shards")
+    if not (_are_numbers(content.get("capture_layers")) and isinstance(entries, list) and all(map(_is_entry, entries))):
+        raise UserError(f"{path}: not an index as a capture writes it; delete it and run again")
+    return content
+
+
+def _is_entry(entry: object) -> bool:
+    """Whether this is an entry of an index; its file lies beside the index and nowhere else."""
+    return (
+        isinstance(entry, dict)
+        and all(_are_numbers(entry.get(key)) for key in ("rows", "layers"))
+        and all(isinstance(entry.get(key), int) for key in ("tokens", "size"))
+        and all(isinstance(entry.get(key), str) for key in ("file", "sha256"))
+        and entry["file"] == Path(entry["file"]).name
+    )
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
 def describe(path: Path) -> dict:
@@ -214,10 +258,21 @@ def describe(path: Path) -> dict:
 
 def _contents(path: Path) -> dict:
     """The rows that a shard holds, the number of their tokens, and the h(k) numbers that it says it holds."""
-    with _open(path) as shard:
-        rows = shard.get_tensor("rows").tolist()
-        tokens = int(shard.get_slice("offsets")[len(rows) :][0])
-        return {"rows": rows, "tokens": tokens, "layers": json.loads(shard.metadata()["capture_layers"])}
+
+    def read() -> dict:
+        with _open(path) as shard:
+            rows = shard.get_tensor("rows").tolist()
+            tokens = int(shard.get_slice("offsets")[len(rows) :][0])
+            found = {"rows": rows, "tokens": tokens, "layers": json.loads(shard.metadata()["capture_layers"])}
+        if not (_are_numbers(rows) and _are_numbers(found["layers"])):
+            raise ValueError("rows or layers that are no whole numbers")
+        return found
+
+    return _as_written(read, path, "delete it and run again")
+
+
+def _shape(shard: Any) -> list[int]:
+    return shard.get_slice("hidden_states").get_shape()
 
 
 def verify(index: Path) -> dict[Path, str]:
@@ -227,9 +282,9 @@ def verify(index: Path) -> dict[Path, str]:
     """
     cure = f"delete {index} and run again"
     checksums = {}
-    for entry in files.read_json(index)["shards"]:
+    for entry in read_index(index)["shards"]:
         path = index.parent / entry["file"]
-        size = path.stat().st_size if path.is_file() else 0
+        size = path.stat().st_size if os.path.isfile(path) else 0
         if size != entry["size"]:
             raise UserError(f"{path}: missing or cut short, {size} of the {entry['size']} bytes of {index}; {cure}")
         # First of all: what else could be read from a damaged file means nothing.
@@ -240,7 +295,7 @@ def verify(index: Path) -> dict[Path, str]:
             if held != entry[name]:
                 raise UserError(f"{path}: its {name} are not those that {index} lists; {cure}")
         with _open(path) as shard:
-            shape = shard.get_slice("hidden_states").get_shape()
+            shape = _as_written(partial(_shape, shard), path, cure)
         if shape[:2] != [entry["tokens"], len(entry["layers"])]:
             raise UserError(
                 f"{path}: states of shape {shape}, where {index} lists {entry['tokens']} tokens of layers "

@@ -4,17 +4,21 @@
 import hashlib
 import json
 import logging
+import os
 import shutil
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from pilotfish import weights
 from pilotfish.errors import UserError
+from pilotfish.facts import gguf_file
 from pilotfish.layers import default_capture_layers
 
 logger = logging.getLogger(__name__)
 PACKAGE_PREFIX = "package:"
 FORCED_WORDS = ("think", "tool")
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # loading one runs the code in it: never even linked
+OTHER_TASKS = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice", "PreTraining", "ObjectDetection")
 
 
 def materialise(source: str, revision: str | None, folder: Path) -> str | None:
@@ -27,11 +31,17 @@ def materialise(source: str, revision: str | None, folder: Path) -> str | None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     if source.startswith(PACKAGE_PREFIX):
-        _dequantise(_gguf_file(source.removeprefix(PACKAGE_PREFIX)), folder)
+        _dequantise(gguf_file(source.removeprefix(PACKAGE_PREFIX)), folder)
         return None
-    if Path(source).expanduser().is_dir():
-        _link_files(Path(source).expanduser(), folder)
+    local = os.path.expanduser(source)
+    if os.path.isdir(local):
+        _link_files(Path(local), folder)
         return None
+    if local.endswith(PICKLES) and os.path.isfile(local):
+        raise UserError(
+            f"target.source: {source} is a pickle, which runs code when it is loaded, so it never is; convert the "
+            "model to a folder with .safetensors weights with transformers' save_pretrained"
+        )
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise UserError(f"target.source: no folder {source!r}; give an existing folder or a hub id ORG/NAME")
     snapshot, commit = _download(source, revision)
@@ -39,30 +49,26 @@ def materialise(source: str, revision: str | None, folder: Path) -> str | None:
     return commit
 
 
-def _gguf_file(package: str) -> Path:
-    try:
-        listed = distribution(package).files or []
-    except PackageNotFoundError:
-        raise UserError(f"target.source: package {package!r} is not installed; pip install {package}") from None
-    found = [Path(str(file.locate())) for file in listed if file.suffix == ".gguf"]
-    if len(found) != 1:
-        raise UserError(f"target.source: package {package!r} holds {len(found)} .gguf files where one is needed")
-    return found[0]
-
-
 def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     logger.info("dequantising %s to bf16 safetensors", gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # of many kinds: the reader trusts what the file says of itself
+        raise UserError(
+            f"target.source: {gguf} cannot be read ({type(error).__name__}: {error}); it may be cut short or of a kind "
+            "that transformers does not know: install its package again"
+        ) from None
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _download(source: str, revision: str | None) -> tuple[Path, str]:
@@ -81,8 +87,15 @@ def _download(source: str, revision: str | None) -> tuple[Path, str]:
 
 
 def _link_files(source: Path, folder: Path) -> None:
+    """Link every file but hidden ones and pickles; UserError where what is needed is missing or damaged."""
     for file in sorted(source.rglob("*")):
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(source).parts):
+        if any(part.startswith(".") for part in file.relative_to(source).parts):
+            continue
+        if file.is_symlink() and not file.exists():
+            raise UserError(f"target.source: {file} links to nothing; fetch the model again")
+        if file.suffix in PICKLES:
+            logger.info("%s: left out, as every pickle: loading one runs the code in it", file)
+        elif file.is_file():
             link = folder / file.relative_to(source)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file.resolve())
@@ -93,6 +106,7 @@ def _link_files(source: Path, folder: Path) -> None:
             f"target.source: {source} has no .safetensors weights, and pickled ones are never loaded; "
             "convert the model with transformers' save_pretrained"
         )
+    weights.check(source)
 
 
 def facts(
@@ -104,8 +118,14 @@ def facts(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"target.source: transformers cannot read {folder}: {error}") from None
+    except Exception as error:  # of many kinds: the readers trust what the files say
+        raise UserError(
+            f"target.source: transformers cannot read {folder} ({type(error).__name__}: {_first_line(error)}); "
+            "fetch the model's JSON files again, or choose a model that this version of transformers knows"
+        ) from None
+    if wrong := no_language_model(config):
+        raise UserError(f"target.source: {source}: {wrong}; choose a causal language model")
+    weights.compare(folder, config.num_hidden_layers, config.hidden_size, config.vocab_size)
     if not tokenizer.chat_template:
         raise UserError(f"target.source: {source} has no chat template, so prompts cannot be put to it")
     layers = config.num_hidden_layers
@@ -127,6 +147,23 @@ def facts(
     }
 
 
+def _first_line(error: Exception) -> str:
+    """What transformers says, without its advice: its version is pinned here."""
+    return str(error).strip().partition("\n")[0]
+
+
+def no_language_model(config: object) -> str | None:
+    """Why a transformers text configuration is no causal language model's; None where it is one."""
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or value < 1:
+            return f"its config.json has no {name} (found {str(value)[:100]})"
+    architecture = str((config.architectures or [""])[0])
+    if getattr(config, "is_encoder_decoder", False) or architecture.endswith(OTHER_TASKS):
+        return f"{architecture or config.model_type} does not write text token after token"
+    return None
+
+
 def _template_text(template: str | dict) -> str:
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
@@ -145,8 +182,11 @@ def end_token_ids(folder: Path, eos_token_id: int | None) -> list[int]:
     ids = set() if eos_token_id is None else {eos_token_id}
     path = folder / "generation_config.json"
     if path.is_file():
-        more = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", [])
-        ids.update(more if isinstance(more, list) else [] if more is None else [more])
+        more = weights.json_object(path).get("eos_token_id", [])
+        more = more if isinstance(more, list) else [] if more is None else [more]
+        if not all(isinstance(each, int) for each in more):
+            raise UserError(f"target.source: {path}: eos_token_id {str(more)[:100]} is no token id; fetch it again")
+        ids.update(more)
     return sorted(ids)
 
 

@@ -7,7 +7,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import loguru
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from pilotfish import algorithms, batches, constants, files, tensors
 from pilotfish.device import DTYPE, compute_dtype, device, on_gpu
+from pilotfish.progress import Heartbeat
 from pilotfish.transfer import SampleDataset
 
 logger = logging.getLogger(__name__)
@@ -65,8 +67,17 @@ class ResumableTrainer(Trainer):
     safetensors and the counters to JSON, in one folder that appears by rename.
     """
 
-    def __init__(self, *args, state: Path, seed: int, replay: Callable[[int, int], None], **kwargs):
-        self._state, self._replay = state, replay
+    def __init__(
+        self,
+        *args,
+        state: Path,
+        seed: int,
+        replay: Callable[[int, int], None],
+        saved: Callable[[int], None],
+        **kwargs,
+    ):
+        """`replay` is called with each finished epoch and its step, `saved` with the step of each checkpoint."""
+        self._state, self._replay, self._saved = state, replay, saved
         self.between_epochs = False  # resumed where an epoch was complete
         super().__init__(*args, **kwargs)
         self._resume()
@@ -103,6 +114,7 @@ class ResumableTrainer(Trainer):
             os.replace(self._state, old)
         os.replace(staged, self._state)
         shutil.rmtree(old, ignore_errors=True)
+        self._saved(self.global_step)
 
     def val_epoch(self, epoch: int) -> dict[str, float] | None:
         """Replay held-out rows, then validate."""
@@ -158,11 +170,10 @@ def _unflatten_optimizer(tensors: dict[str, torch.Tensor], groups: list[dict]) -
 class StepLog(logging.Handler):
     """Turns the trainer's metric records into lines of a JSONL file, and now and then into a log line."""
 
-    def __init__(self, path: Path, total_steps: int):
+    def __init__(self, path: Path, heartbeat: Heartbeat):
         super().__init__()
-        self.path, self.total_steps = path, total_steps
-        self.begun = self.reported = time.monotonic()
-        self.first_step: int | None = None
+        self.path, self.heartbeat = path, heartbeat
+        self.reported = time.monotonic()
 
     def keep_until(self, step: int) -> None:
         """Drop what a run resumed at `step` is going to do again: later steps, and later validations."""
@@ -191,17 +202,14 @@ class StepLog(logging.Handler):
 
     def _report(self, row: dict) -> None:
         now = time.monotonic()
-        if self.first_step is None:
-            self.first_step = row["step"]
         if row["kind"] == "heldout" or now - self.reported > REPORT_SECONDS:
             self.reported = now
-            rate = (row["step"] + 1 - self.first_step) / (now - self.begun)
-            left = (self.total_steps - row["step"] - 1) / rate if rate else float("inf")
+            self.heartbeat.stage(f"epoch {row['epoch'] + 1}, step {row['step'] + 1}")
             places = sorted(int(key.removeprefix("full_acc_")) for key in row if key.startswith("full_acc_"))
             accuracy = " ".join(f"{row[f'full_acc_{place}']:.3f}" for place in places)
             logger.info(
-                "%s, step %d of about %d: loss %.3f, accuracy by step %s, about %.0f s left",
-                row["kind"], row["step"] + 1, self.total_steps, row["loss"], accuracy, max(left, 0),
+                "%s, step %d of about %d: loss %.3f, accuracy by step %s",
+                row["kind"], row["step"] + 1, self.heartbeat.total, row["loss"], accuracy,
             )  # fmt: skip
 
 
@@ -237,6 +245,32 @@ def record_start(model: SpeculatorModel, path: Path) -> None:
     files.write_json(path, start)
 
 
+@contextmanager
+def _metrics_to(log: StepLog) -> Iterator[None]:
+    """Have speculators' metric records go to `log` and nowhere else."""
+    logging.getLogger("speculators").setLevel(logging.WARNING)
+    metrics = logging.getLogger("speculators.metrics")
+    metrics.setLevel(logging.INFO)
+    metrics.propagate = False
+    metrics.addHandler(log)
+    try:
+        yield
+    finally:
+        metrics.removeHandler(log)
+
+
+def _count_saved(heartbeat: Heartbeat, packs: DataLoader, epochs: int) -> Callable[[int], None]:
+    """What tells a heartbeat the step of a checkpoint; tokens are the packs' mean times the steps."""
+    heartbeat.total = epochs * len(packs)  # about: epochs pack differently
+    tokens_per_step = int(packs.batch_sampler.lengths.sum()) / len(packs)
+
+    def saved(step: int) -> None:
+        heartbeat.total = max(heartbeat.total, step)
+        heartbeat.advance(step, round(step * tokens_per_step))
+
+    return saved
+
+
 def train(
     model: SpeculatorModel,
     spec: dict,
@@ -244,8 +278,12 @@ def train(
     heldout_set: SampleDataset,
     replay: Callable[[Path], dict],
     work: Path,
+    heartbeat: Heartbeat,
 ) -> Path:
     """Train for `epochs`, resuming from `work` if it holds a checkpoint; returns the log of steps.
+
+    The heartbeat's finished work is the steps that the checkpoint on disk contains: those after it would be done
+    again, and stand in the stage's text, which shows that the training moves.
 
     START, beside the log, says what each tensor was before the first step. After each epoch `replay` is given a
     folder with the drafter as exported; the log keeps what it finds (`tau` over `rows`).
@@ -259,13 +297,14 @@ def train(
     speculators_trainer.tqdm = lambda batches, **_: batches
     record_start(model, work / START)
     train_loader = loader(train_set, spec, spec["tokens_per_batch"], spec["seed"])
-    total = spec["epochs"] * len(train_loader)  # about: epochs pack differently
+    saved = _count_saved(heartbeat, train_loader, spec["epochs"])
     logger.info("%s", batches.describe(train_loader.batch_sampler))
-    log = StepLog(work / "training_log.jsonl", total)
+    log = StepLog(work / "training_log.jsonl", heartbeat)
 
     def replay_after(epoch: int, step: int) -> None:
         if log.holds("replay", epoch):  # by an earlier try, which ended before the validation
             return
+        heartbeat.stage(f"epoch {epoch + 1}, replay of held-out rows")
         export(model, work / "replayed")
         log.replayed(epoch, step, replay(work / "replayed"))
 
@@ -277,22 +316,19 @@ def train(
         state=work / "state",
         seed=spec["seed"],
         replay=replay_after,
+        saved=saved,
     )
+    saved(trainer.global_step)
     log.keep_until(trainer.global_step)
-    logging.getLogger("speculators").setLevel(logging.WARNING)
-    metrics = logging.getLogger("speculators.metrics")
-    metrics.setLevel(logging.INFO)
-    metrics.propagate = False
-    metrics.addHandler(log)
-    try:
+    with _metrics_to(log):
         if trainer.between_epochs and not log.holds("heldout", trainer.current_epoch - 1):
             trainer.val_epoch(trainer.current_epoch - 1)
         trainer.run_training()
-    finally:
-        metrics.removeHandler(log)
     if not log.holds("heldout", spec["epochs"] - 1):
         logger.info("interrupted; the last checkpoint is kept, and the same command goes on from there")
         raise SystemExit(143)
+    heartbeat.total = trainer.global_step
+    saved(trainer.global_step)
     return log.path
 
 

@@ -2,20 +2,23 @@
 """Checking a finished run byte for byte against its manifests, and having the next run rebuild what is damaged."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotfish import files, shards
+from pilotfish import files, seals, shards
 from pilotfish.errors import UserError
 
 MANIFEST = "manifest.json"
 DAMAGED = "damaged.json"  # manifests that the next run must make anew; `rule all` asks for them
-NOT_DATA = ("report.md", DAMAGED, shards.KEPT)
+REPORT = "report.md"
+WORK = ".work"  # end of a folder's name: see pilotfish.work
+CAPTURED = ".captured"  # end of a folder's name: shards captured on the way, which only their index lists
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what its manifest vouches for."""
+    """A file that is not what its manifest, or index, vouches for; what vouches has a seal of its own."""
 
     file: Path
     manifest: Path
@@ -32,38 +35,64 @@ class Findings:
     unvouched: list[str] = field(default_factory=list)
 
 
-def inspect(results: Path) -> Findings:
-    """Read every file that a manifest of the run vouches for, and compare size and sha256.
+def inspect(results: Path, expected: Iterable[Path] = ()) -> Findings:
+    """Read every file that a manifest of the run vouches for, and compare size and sha256; read the seals.
 
-    By-products that only an index lists (shards beside the responses) are compared with that index.
+    By-products that only an index lists (shards beside the responses) are compared with that index. `expected` are
+    the manifests of a finished run, which one with a report is. A folder that is gone as a whole is no damage:
+    someone made room.
     """
-    found, vouched = Findings(), set[Path]()
-    manifests = sorted(results.rglob(MANIFEST))
-    if not manifests:
+    found, known = Findings(), set[Path]()
+    for manifest in sorted(results.rglob(MANIFEST)):
+        known |= _compare_all(found, manifest, _sealed(found, manifest).get("files", {}))
+    if not known:
         raise UserError(f"{results}: no manifest in it, so there is nothing to verify; run the workflow first")
-    for manifest in manifests:
-        try:
-            entries = files.read_json(manifest)["files"]
-        except (UserError, KeyError):
-            found.damage.append(Damage(manifest, manifest, "not a readable manifest"))
-            continue
-        for name, entry in entries.items():
-            vouched.add(_plain(manifest.parent / name))
-            _compare(found, manifest.parent / name, manifest, entry)
-    for index in sorted(results.rglob(f"*.captured/{shards.INDEX}")):
-        vouched.add(_plain(index))
-        for entry in files.read_json(index)["shards"]:
-            vouched.add(_plain(index.parent / entry["file"]))
-            _compare(found, index.parent / entry["file"], index, entry)
-    known = vouched | set(map(_plain, manifests))
-    others = (path for path in sorted(results.rglob("*")) if path.is_file() and _plain(path) not in known)
-    found.unvouched = [path.relative_to(results).as_posix() for path in others if path.name not in NOT_DATA]
+    for folder in sorted(results.rglob(f"*{CAPTURED}")):
+        if any(folder.iterdir()):
+            listed = _sealed(found, folder / shards.INDEX).get("shards", [])
+            known |= _compare_all(found, folder / shards.INDEX, {entry["file"]: entry for entry in listed})
+    for alone in (results / REPORT, *sorted(results.rglob(shards.KEPT))):
+        if alone.is_file():
+            _sealed(found, alone, read=False)
+            known.add(_plain(alone))
+    if (results / REPORT).is_file():
+        lost = (path for path in expected if path.parent.is_dir() and not path.is_file())
+        found.damage += [Damage(path, path, "missing") for path in lost]
+    of_damaged = {each.file.parent for each in found.damage if each.file.name in (MANIFEST, shards.INDEX)}
+    for path in sorted(results.rglob("*")):
+        unfinished = any(part.endswith(WORK) for part in path.parts)
+        ours = _plain(path) in known or path.name == DAMAGED or unfinished or of_damaged.intersection(path.parents)
+        if path.is_file() and not ours:
+            found.unvouched.append(path.relative_to(results).as_posix())
     return found
+
+
+def _sealed(found: Findings, path: Path, read: bool = True) -> dict:
+    """The content of a file that has a seal; nothing, and a damage noted, where one byte of it is another.
+
+    What an older version wrote without a seal is used: its data need not be made anew with it.
+    """
+    if fault := seals.fault(path):
+        found.damage.append(Damage(path, path, fault))
+        if fault != seals.WITHOUT:
+            return {}
+    try:
+        return files.read_json(path) if read else {}
+    except UserError:
+        return {}
 
 
 def _plain(path: Path) -> Path:
     """The path without `..`; links stay links."""
     return Path(os.path.normpath(path.absolute()))
+
+
+def _compare_all(found: Findings, voucher: Path, entries: dict[str, dict]) -> set[Path]:
+    """Compare what a manifest, or an index, vouches for; returns these files, and itself."""
+    vouched = {Path(os.path.normpath(voucher.parent / name)): entry for name, entry in entries.items()}
+    for file, entry in vouched.items():
+        _compare(found, file, voucher, entry)
+    return {_plain(voucher), *map(_plain, vouched)}
 
 
 def _compare(found: Findings, file: Path, manifest: Path, entry: dict) -> None:
@@ -89,12 +118,29 @@ def take_away(results: Path, damage: list[Damage]) -> None:
     wanted = set(read_damaged(results))
     for each in damage:
         each.file.unlink(missing_ok=True)
-        each.manifest.unlink(missing_ok=True)
-        # A part's shards are declared by their index.
-        (each.file.parent / shards.INDEX).unlink(missing_ok=True)
         if each.manifest.name == MANIFEST:
+            each.manifest.unlink(missing_ok=True)
             wanted.add(each.manifest.relative_to(results).as_posix())
-    files.write_json(results / DAMAGED, {"manifests": sorted(wanted)})
+            if each.file != each.manifest:
+                # A part's shards are declared by their index.
+                (each.file.parent / shards.INDEX).unlink(missing_ok=True)
+        elif each.manifest.name == shards.INDEX:
+            _forget(each)
+    if wanted:
+        files.write_json(results / DAMAGED, {"manifests": sorted(wanted)})
+
+
+def _forget(damage: Damage) -> None:
+    """Take a damaged shard out of the index of by-products that lists it; a damaged index takes its shards along."""
+    left = []
+    if damage.file != damage.manifest and damage.manifest.is_file():
+        index = files.read_json(damage.manifest)
+        left = [entry for entry in index["shards"] if entry["file"] != damage.file.name]
+    if left:
+        shards.write_index(damage.manifest.parent, index["capture_layers"], left)
+        return
+    for path in damage.manifest.parent.iterdir():
+        path.unlink()
 
 
 def read_damaged(results: Path) -> list[str]:
