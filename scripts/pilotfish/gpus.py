@@ -2,14 +2,22 @@
 """Lease GPUs for one job: Snakemake only counts them, so the job itself takes exclusive locks."""
 
 import fcntl
+import logging
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pilotfish.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+GUARD = "guard"  # the lock under which devices are chosen
+PATIENCE = 60  # seconds that a job which is ending has to give its devices back
+POLL_SECONDS = 0.1
 
 
 def visible_gpus() -> list[str]:
@@ -36,9 +44,11 @@ def _uuids() -> dict[str, str]:
 
 @contextmanager
 def lease(count: int) -> Iterator[list[str]]:
-    """Hold `count` GPUs exclusively and put them into CUDA_VISIBLE_DEVICES; UserError if they are not free.
+    """Hold `count` GPUs exclusively and put them into CUDA_VISIBLE_DEVICES.
 
-    The lock is an flock, so it goes when the process does, however it ends.
+    Snakemake's counting suffices while it lives, but jobs outlive a Snakemake that was killed, and take a while to
+    stop their engines: so GPUs that are not free are waited for, PATIENCE seconds, none being held meanwhile. Raises
+    UserError if they are not free then. The lock is an flock, so it goes when the process does, however it ends.
     """
     if count == 0:
         yield []
@@ -46,30 +56,67 @@ def lease(count: int) -> Iterator[list[str]]:
     visible = visible_gpus()
     if count > len(visible):
         raise UserError(f"{count} GPU(s) asked for, {len(visible)} visible; lower `gpu` in the profile")
-    folder = Path(tempfile.gettempdir()) / f"pilotfish-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    uuids = _uuids()
-    held: dict[str, int] = {}
+    held = _wait_for(count, visible)
     try:
-        for name in visible:
-            if len(held) == count:
-                break
-            handle = os.open(folder / f"{uuids.get(name, name).replace('/', '_')}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held[name] = handle
-            except BlockingIOError:
-                os.close(handle)
-        if len(held) < count:
-            raise UserError(
-                f"{count} GPU(s) asked for, {len(held)} of {len(visible)} free: another job holds the rest; "
-                "let Snakemake schedule both jobs (`resources: gpu` in one profile), or wait for it"
-            )
         with show(list(held)):
             yield list(held)
     finally:
         for handle in held.values():
             os.close(handle)
+
+
+def _wait_for(count: int, visible: Sequence[str]) -> dict[str, int]:
+    """Open locks of `count` of the visible devices, by name."""
+    folder = Path(tempfile.gettempdir()) / f"pilotfish-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    uuids = _uuids()
+    locks = {name: folder / f"{uuids.get(name, name).replace('/', '_')}.lock" for name in visible}
+    until = time.monotonic() + PATIENCE
+    told: set[str] = set()
+    while True:
+        held, holders = _take(folder / GUARD, locks, count)
+        if held:
+            return held
+        free = f"{count} GPU(s) asked for, {len(visible) - len(holders)} of {len(visible)} free"
+        who = f"process {', '.join(sorted(holders))} holds the rest"
+        if time.monotonic() >= until:
+            raise UserError(
+                f"{free} after {PATIENCE} s: {who}. End it if an earlier run left it behind; let Snakemake schedule "
+                "both jobs if it is another run's (`resources: gpu` in one profile), or wait for it"
+            )
+        if not told.issuperset(holders):
+            logger.info("%s: %s; waiting %d s for it to end", free, who, PATIENCE)
+            told.update(holders)
+        time.sleep(POLL_SECONDS)
+
+
+def _take(guard: Path, locks: Mapping[str, Path], count: int) -> tuple[dict[str, int], list[str]]:
+    """Locks of `count` devices, or of none; and the ids of the processes that hold the others that were tried.
+
+    One process at a time tries: of two that each had a part of what both want, neither would get the whole.
+    """
+    held: dict[str, int] = {}
+    holders = []
+    with open(guard, "a", encoding="utf-8") as one_at_a_time:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        for name, path in locks.items():
+            if len(held) == count:
+                break
+            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holders.append(os.pread(handle, 20, 0).decode())
+                os.close(handle)
+                continue
+            held[name] = handle
+            with suppress(OSError):  # a full disk spoils no more than an error's text
+                os.pwrite(handle, f"{os.getpid():<20}".encode(), 0)
+        if len(held) < count:
+            for handle in held.values():
+                os.close(handle)
+            held.clear()
+    return held, [holder.strip() or "?" for holder in holders]
 
 
 @contextmanager
