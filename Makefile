@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# make run | test | plan | status | watch | lint | tables | profiles | clean
-# CONFIG=my.yaml and PROFILE=gpu change run and plan; RUN=name shows one run alone in status and watch.
+# make run | test | plan | status | watch | compare | lint | tables | profiles | clean
+# CONFIG=my.yaml and PROFILE=gpu change run and plan; RUN=name shows one run alone in status and watch;
+# RUNS="a b" names those to compare.
 
 PROFILE ?= cpu
 CONFIG ?=

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Settings, paths and the functions that rules use. Imported while planning: neither torch nor pandas.
 
-import fcntl
-import json
 import os
 import sys
-import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -16,7 +13,16 @@ os.environ["PILOTFISH_RUN"] = str(os.getpid())
 # Jobs run with the interpreter that runs Snakemake, unless --sdm conda puts another in front.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-from pilotfish import digest, facts, fitting, planning, rates, settings
+from pilotfish import (
+    digest,
+    facts,
+    fitting,
+    one_run,
+    planning,
+    rates,
+    repairs,
+    settings,
+)
 from pilotfish.errors import UserError
 
 try:
@@ -34,16 +40,7 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-# The kernel's lock on it lasts as long as the run that took it; Snakemake's own outlives one that was killed.
-RUNNING = Path(".snakemake/running")
-if RUNNING.is_file():
-    with open(RUNNING) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in Path(".snakemake/locks").glob("*.lock"):
-                left.unlink(missing_ok=True)
-        except BlockingIOError:
-            pass
+one_run.clear_stale_locks()
 
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "scripts")
 RESULTS = f"results/{S.run}"
@@ -307,19 +304,13 @@ def begin():
     """Before the first job: refuse a run that cannot fit on the disk, else note its plan for the report."""
     if workflow.touch:
         return
-    workflow.running = open(RUNNING, "w")  # closed with the run
-    try:
-        fcntl.flock(workflow.running, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise WorkflowError(
-            f"another run is at work in {Path.cwd()}; wait for its end"
-        ) from None
     needed = list(workflow.dag.needrun_jobs())
-    refuse_the_future(needed)
     jobs = [(job.rule.name, job.wildcards_dict) for job in needed]
-    if not any(rule in planning.FOLDERS for rule, _ in jobs):
-        return
     try:
+        workflow.running = one_run.hold()  # closed with the run
+        one_run.refuse_the_future({str(file) for job in needed for file in job.input})
+        if not any(rule in planning.FOLDERS for rule, _ in jobs):
+            return
         try:
             target = facts.of_target(
                 S.target.source, S.target.revision, Path(f"{RESULTS}/target/model")
@@ -333,17 +324,6 @@ def begin():
         fitting.note(plan, config, Path(LOGS))
     except UserError as error:
         raise WorkflowError(str(error)) from None
-
-
-def refuse_the_future(jobs):
-    """Snakemake removes what a job made of an input that is younger than it: all the work that it was."""
-    inputs = {str(file) for job in jobs for file in job.input}
-    for file in sorted(filter(os.path.exists, inputs)):
-        if os.stat(file).st_mtime > time.time() + 1:
-            raise WorkflowError(
-                f"{file}: written in the future, as this machine's clock has it; set the clock right,"
-                f" or run `touch {file}`, and run again"
-            )
 
 
 def gates_of_the_run():
@@ -371,49 +351,16 @@ def gates_of_the_run():
     ]
 
 
-def noted_damage():
-    """Manifests of this run that `snakemake verify` has taken away, with what they vouched for; and where it noted them."""
-    noted = Path(f"{RESULTS}/damaged.json")
-    if not noted.is_file():
-        return [], noted
-    names = json.loads(noted.read_text(encoding="utf-8"))["manifests"]
-    return [f"{RESULTS}/{name}" for name in names], noted
-
-
 def damaged_manifests():
-    """Noted damage of the earliest stage: rebuilt along with a later one, all between them would run again."""
-    names, _ = noted_damage()
-    for stage in gates_of_the_run():
-        if found := [manifest for manifest in stage if manifest in names]:
-            return found
-    return []
+    """What `snakemake verify` found damaged and this run rebuilds."""
+    return repairs.due(Path(RESULTS), gates_of_the_run())
 
 
 def finish():
     """Forget damage that is repaired, or print the report's summary at the end of a run."""
     if repaired := damaged_manifests():
-        if all(Path(manifest).is_file() for manifest in repaired):
-            names, noted = noted_damage()
-            left = [name for name in names if name not in repaired]
-            if left:
-                kept = [os.path.relpath(name, RESULTS) for name in left]
-                noted.write_text(json.dumps({"manifests": kept}), encoding="utf-8")
-            else:
-                noted.unlink()
-            then = (
-                f"rebuild {len(left)} more"
-                if left
-                else "what follows runs only where their bytes differ"
-            )
-            print(
-                f"\nRebuilt: {', '.join(repaired)}. Run again: {then}.",
-                file=sys.stderr,
-            )
-        return
-    written = Path(REPORT)
-    if written.is_file():
-        print(
-            written.read_text(encoding="utf-8").partition("\n## Training")[0],
-            file=sys.stderr,
-        )
+        print(repairs.finish(Path(RESULTS), repaired), file=sys.stderr)
+    elif Path(REPORT).is_file():
+        written = Path(REPORT).read_text(encoding="utf-8")
+        print(written.partition("\n## Training")[0], file=sys.stderr)
         print(f"\nThe whole report: {REPORT}", file=sys.stderr)

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import copy_workflow
 from helpers import execute, plan
-from pilotfish import shards, verification
+from pilotfish import repairs, shards, verification
 
 SEED = 0
 RUN = Path("results") / "tiny"
@@ -157,7 +157,7 @@ class Bench:
         return sorted(
             path.relative_to(self.sound).as_posix()
             for path in self.sound.rglob("*")
-            if path.is_file() and path.name != verification.DAMAGED
+            if path.is_file() and path.name != repairs.DAMAGED
         )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import copy_workflow, snakemake
 from helpers import execute, flip_bit
-from pilotfish import files, verification, work
+from pilotfish import files, repairs, work
 
 RUN = Path("results") / "tiny"
 SAMPLES = RUN / "samples" / "fresh" / "samples.arrow"
@@ -246,7 +246,7 @@ def test_damages_of_several_stages_are_rebuilt_stage_by_stage_and_then_the_run_i
         assert "3 of 3 steps (100%) done" in text
     assert steps == [[True, False, False], [False, True, False], [False, False, True]]
     assert [(root / path).read_bytes() for path in damaged] == sound
-    assert not (root / RUN / verification.DAMAGED).exists()
+    assert not (root / RUN / repairs.DAMAGED).exists()
     assert run(root, "verify")[0] == 0
 
 

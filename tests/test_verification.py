@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers import captured_folder, flip_bit, random_ids
-from pilotfish import files, manifest, seals, shards, verification
+from pilotfish import files, manifest, repairs, seals, shards, verification
 from pilotfish.errors import UserError
 
 
@@ -50,7 +50,7 @@ def test_damage_is_named_and_taken_away_with_its_manifest_alone(run: Path, damag
     verification.take_away(run, found.damage)
     assert list((run / "samples").iterdir()) == []
     assert len(list((run / "prompts").iterdir())) == 2
-    assert verification.read_damaged(run) == ["samples/manifest.json"]
+    assert repairs.read(run) == ["samples/manifest.json"]
 
 
 def test_a_damaged_by_product_goes_and_its_index_keeps_the_others(run: Path):
@@ -64,7 +64,7 @@ def test_a_damaged_by_product_goes_and_its_index_keeps_the_others(run: Path):
     verification.take_away(run, found.damage)
     assert [entry["file"] for entry in files.read_json(part / "index.json")["shards"]] == [second]
     assert verification.inspect(run).damage == []
-    assert not (run / verification.DAMAGED).exists()
+    assert not (run / repairs.DAMAGED).exists()
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip_bit], ids=["lost", "a flipped bit"])

@@ -298,7 +298,7 @@ def _served(run: Run, drafter: str, chosen: str) -> str | None:
 
 
 def _replayed(summary: dict | None) -> str | None:
-    return summary and comparison._replayed(summary)
+    return summary and comparison.replayed(summary)
 
 
 def _speeds(found: Sequence[Run]) -> list[Row]:
@@ -318,7 +318,7 @@ def _speeds(found: Sequence[Run]) -> list[Row]:
 
 
 def _speed(level: dict | None) -> str | None:
-    return level and f"{level['tokens_per_second']:.1f} tok/s, {comparison._speed(level)}"
+    return level and f"{level['tokens_per_second']:.1f} tok/s, {comparison.speed(level)}"
 
 
 def _gates(found: Sequence[Run]) -> list[Row]:
@@ -383,9 +383,9 @@ def _cost(run: Run) -> dict[str, tuple[float, int]]:
     seen: set[int] = set()
     found: dict[str, tuple[float, int]] = {}
     for rule, folder in costs.STAGES:
-        size = costs._disk(run.results / folder, seen) if folder else 0
-        found[rule] = (costs._benchmark(run.benchmarks, rule)[0], size)
-    found["gates"] = (sum(seconds for _, seconds in costs._gates(run.benchmarks)), 0)
+        size = costs.disk(run.results / folder, seen) if folder else 0
+        found[rule] = (costs.benchmark(run.benchmarks, rule)[0], size)
+    found["gates"] = (sum(seconds for _, seconds in costs.gates_alone(run.benchmarks)), 0)
     found["total"] = (sum(each[0] for each in found.values()), sum(each[1] for each in found.values()))
     return found
 

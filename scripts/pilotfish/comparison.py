@@ -26,10 +26,10 @@ def tables(found: Sequence["Evaluated"], sets: Sequence[str]) -> list[str]:
         rows.append([f"{each.name}, chain-{each.k}", *(_tau(each, name) for name in sets)])
         for number, tree in enumerate(each.replays[sets[0]]["trees"]):
             replays = [each.replays[name]["trees"][number]["summary"] for name in sets]
-            rows.append([f"{each.name}, DDTree-{tree['budget']}", *(f"- ({_replayed(replay)})" for replay in replays)])
+            rows.append([f"{each.name}, DDTree-{tree['budget']}", *(f"- ({replayed(replay)})" for replay in replays)])
     lines += [*table(["drafter", *(f"{name}: served (replay)" for name in sets)], rows), "", DEFINITION, ""]
     levels = [(name, level) for name in sets for level in found[0].sets[name]]
-    rows = [[each.name, *(_speed(each.sets[name][level]) for name, level in levels)] for each in found]
+    rows = [[each.name, *(speed(each.sets[name][level]) for name, level in levels)] for each in found]
     first = found[0].sets
     plain = [f"{first[name][level]['baseline_tokens_per_second']:.1f} tok/s" for name, level in levels]
     lines += ["## Drafters on each set: speed", ""]
@@ -46,14 +46,16 @@ SPEED = (
 
 def _tau(each: "Evaluated", name: str) -> str:
     served = next(iter(each.sets[name].values()))["summary"]["tau_micro_incl_bonus"]
-    return f"{served:.3f} ({_replayed(each.replays[name]['summary'])})"
+    return f"{served:.3f} ({replayed(each.replays[name]['summary'])})"
 
 
-def _replayed(summary: dict) -> str:
+def replayed(summary: dict) -> str:
+    """Tau of a replay with its interval."""
     low, high = summary["tau_micro_interval_95"]
     return f"{summary['tau_micro_incl_bonus']:.3f}, {low:.2f} to {high:.2f}"
 
 
-def _speed(level: dict) -> str:
+def speed(level: dict) -> str:
+    """Speed-up of a served level with its interval, if it has one."""
     interval = level["speedup_interval_95"]
     return f"{level['speedup']:.2f}x" + ("" if interval is None else " ({:.2f} to {:.2f})".format(*interval))

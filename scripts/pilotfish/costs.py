@@ -40,11 +40,11 @@ def stages(results: Path, benchmarks: Path, plan: Path) -> list[str]:
     total_seconds = total_bytes = 0.0
     planned = _planned(plan)
     for rule, folder in STAGES:
-        seconds, memory = _benchmark(benchmarks, rule)
-        size = _disk(results / folder, seen) if folder else 0
+        seconds, memory = benchmark(benchmarks, rule)
+        size = disk(results / folder, seen) if folder else 0
         total_seconds, total_bytes = total_seconds + seconds, total_bytes + size
         rows.append([rule, f"{seconds:.0f}", f"{memory:.0f}", f"{size / 1e6:.1f}", *planned.get(rule, [])])
-    gates = sum(seconds for _, seconds in _gates(benchmarks))
+    gates = sum(seconds for _, seconds in gates_alone(benchmarks))
     rows.append(["gates", f"{gates:.0f}", "", "", *planned.get("gates", [])])
     rows.append(["total", f"{total_seconds + gates:.0f}", "", f"{total_bytes / 1e6:.1f}", *planned.get("total", [])])
     header = ["stage", "wall time, s", "peak memory, MiB", "disk, MB"]
@@ -66,7 +66,7 @@ def _cells(seconds: float, size: int) -> list[str]:
     return [f"{seconds:.0f}", f"{size / 1e6:.1f}"]
 
 
-def _benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:
+def benchmark(benchmarks: Path, rule: str) -> tuple[float, float]:
     """Seconds (summed over a rule's jobs, as each was last run) and peak MiB; what processes share counts once."""
     seconds = memory = 0.0
     for path in [*benchmarks.glob(f"{rule}.tsv"), *(benchmarks / rule).glob("*.tsv")]:
@@ -84,7 +84,8 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _disk(folder: Path, seen: set[int]) -> int:
+def disk(folder: Path, seen: set[int]) -> int:
+    """Bytes of a folder's files; a file that is in `seen` by another name counts no more."""
     size = 0
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_ino not in seen:
@@ -93,18 +94,18 @@ def _disk(folder: Path, seen: set[int]) -> int:
     return size
 
 
-def _gates(benchmarks: Path) -> list[tuple[str, float]]:
+def gates_alone(benchmarks: Path) -> list[tuple[str, float]]:
     """Each gate with its seconds, summed over its jobs."""
     names = sorted({path.stem for path in benchmarks.glob(GATES)})
-    return [(name, _benchmark(benchmarks, name)[0]) for name in names]
+    return [(name, benchmark(benchmarks, name)[0]) for name in names]
 
 
 def gates(results: Path, benchmarks: Path) -> list[str]:
     """Seconds of each gate, their share of the run with and without the rehearsal, and the speed of checksums."""
-    found = _gates(benchmarks)
-    rehearsal = _benchmark(benchmarks, REHEARSAL)[0]
+    found = gates_alone(benchmarks)
+    rehearsal = benchmark(benchmarks, REHEARSAL)[0]
     alone = sum(seconds for _, seconds in found)
-    total = alone + sum(_benchmark(benchmarks, rule)[0] for rule, _ in STAGES)
+    total = alone + sum(benchmark(benchmarks, rule)[0] for rule, _ in STAGES)
     return [
         *table(["gate", "wall time, s"], [[name, f"{seconds:.1f}"] for name, seconds in found]),
         "",

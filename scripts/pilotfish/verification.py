@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotfish import files, seals, shards
+from pilotfish import files, repairs, seals, shards
 from pilotfish.errors import UserError
 
 MANIFEST = "manifest.json"
-DAMAGED = "damaged.json"  # manifests that the next run must make anew; `rule all` asks for them
 REPORT = "report.md"
 WORK = ".work"  # end of a folder's name: see pilotfish.work
 CAPTURED = ".captured"  # end of a folder's name: shards captured on the way, which only their index lists
@@ -61,8 +60,8 @@ def inspect(results: Path, expected: Iterable[Path] = ()) -> Findings:
     of_damaged = {each.file.parent for each in found.damage if each.file.name in (MANIFEST, shards.INDEX)}
     for path in sorted(results.rglob("*")):
         unfinished = any(part.endswith(WORK) for part in path.parts)
-        ours = _plain(path) in known or path.name == DAMAGED or unfinished or of_damaged.intersection(path.parents)
-        if path.is_file() and not ours:
+        ours = _plain(path) in known or path.name == repairs.DAMAGED
+        if path.is_file() and not (ours or unfinished or of_damaged.intersection(path.parents)):
             found.unvouched.append(path.relative_to(results).as_posix())
     return found
 
@@ -111,11 +110,11 @@ def _compare(found: Findings, file: Path, manifest: Path, entry: dict) -> None:
 
 
 def take_away(results: Path, damage: list[Damage]) -> None:
-    """Remove damaged files, what declares them to Snakemake and their manifests; note the latter in DAMAGED.
+    """Remove damaged files, what declares them to Snakemake and their manifests; note the latter for the next run.
 
     Snakemake remakes a lost intermediate only if something needs it, so `rule all` asks for these manifests.
     """
-    wanted = set(read_damaged(results))
+    wanted = set(repairs.read(results))
     for each in damage:
         each.file.unlink(missing_ok=True)
         if each.manifest.name == MANIFEST:
@@ -126,8 +125,7 @@ def take_away(results: Path, damage: list[Damage]) -> None:
                 (each.file.parent / shards.INDEX).unlink(missing_ok=True)
         elif each.manifest.name == shards.INDEX:
             _forget(each)
-    if wanted:
-        files.write_json(results / DAMAGED, {"manifests": sorted(wanted)})
+    repairs.write(results, wanted)
 
 
 def _forget(damage: Damage) -> None:
@@ -141,9 +139,3 @@ def _forget(damage: Damage) -> None:
         return
     for path in damage.manifest.parent.iterdir():
         path.unlink()
-
-
-def read_damaged(results: Path) -> list[str]:
-    """Manifests, relative to the run's folder, that verification has taken away."""
-    path = results / DAMAGED
-    return files.read_json(path)["manifests"] if path.is_file() else []
