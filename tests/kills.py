@@ -13,6 +13,7 @@ minute or two for rules that need no engine. FOLDER must not exist yet.
 """
 
 import argparse
+import glob
 import io
 import json
 import math
@@ -73,24 +74,24 @@ class Work:
 
     def look(self) -> int:
         """Note all progress, and what is done again; returns the rows, steps and shards that there are."""
-        for journal in self.root.glob("results/**/*.work/*/rows.jsonl"):
+        for journal in _found(self.root, "results/**/*.work/*/rows.jsonl"):
             numbers = list(_rows(journal))
             again = len(numbers) - len(set(numbers))
             if again > self.rows.get(journal, 0):
                 self.repeated.append(f"{journal}: {again} rows are there twice")
             self.rows[journal] = again
-        for state in self.root.glob("results/**/*.work/*/state/state.json"):
+        for state in _found(self.root, "results/**/*.work/*/state/state.json"):
             step = (_json(state) or {}).get("global_step", 0)
             if step < self.steps.get(state, 0):
                 self.repeated.append(f"{state}: step {self.steps[state]} was saved, and now {step} is")
             self.steps[state] = step
-        for shard in self.root.glob("results/**/*.work/*/*/rows_*.safetensors"):
+        for shard in _found(self.root, "results/**/*.work/*/*/rows_*.safetensors"):
             if (when := _written(shard)) != self.shards.setdefault(shard, when):
                 self.repeated.append(f"{shard}: written twice")
         return self.amount()
 
     def amount(self) -> int:
-        lines = sum(len(list(_rows(path))) for path in self.root.glob("results/**/*.work/*/rows.jsonl"))
+        lines = sum(len(list(_rows(path))) for path in _found(self.root, "results/**/*.work/*/rows.jsonl"))
         return lines + sum(self.steps.values()) + len(self.shards)
 
     def forget(self) -> None:
@@ -98,6 +99,11 @@ class Work:
         for held in (self.rows, self.steps, self.shards):
             for path in [path for path in held if not path.exists()]:
                 del held[path]
+
+
+def _found(root: Path, pattern: str) -> list[Path]:
+    """As Path.glob, which does not bear a folder that goes while it looks."""
+    return [root / name for name in glob.glob(pattern, root_dir=root, recursive=True)]
 
 
 def _rows(journal: Path) -> Iterator[int]:
@@ -251,7 +257,7 @@ def left_over(root: Path) -> list[str]:
     """Temporary files, unfinished work, locks and processes that are still there."""
     patterns = ("results/**/.*.tmp", "results/**/.*.old", "results/**/*.work", "results/**/*.work/**/*")
     patterns += ("logs/**/.*.tmp", ".snakemake/locks/*", ".snakemake/incomplete/*")
-    found = [str(path) for pattern in patterns for path in root.glob(pattern)]
+    found = [str(path) for pattern in patterns for path in _found(root, pattern)]
     until = time.monotonic() + END
     while (alive := _processes_in(root)) and time.monotonic() < until:
         time.sleep(STEP)
