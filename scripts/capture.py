@@ -84,7 +84,7 @@ def _capture(arguments, spec: dict, made: adoption.Adoption, beat: progress.Hear
     def attempt() -> None:
         if not (layers_left := made.missing_layers()):
             return
-        beat.stage("starting the engine")
+        beat.stage("starting the engine", engine.start_limit(options))
         line = plain + engine.capture_arguments(layers_left, made.incoming)
         with engine.Engine(line, options, arguments.engine_log) as server:
             beat.stage("capturing")

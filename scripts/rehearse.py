@@ -72,7 +72,7 @@ def _rehearse(arguments, spec: dict, beat: progress.Heartbeat) -> None:
     options = json.loads(arguments.engine)
     line = engine.arguments(options, model=target, trust_remote_code=spec["trust_remote_code"], capture=False)
     line += engine.drafter_arguments(finished, k)
-    beat.stage("starting the engine")
+    beat.stage("starting the engine", engine.start_limit(options))
     with engine.Engine(line, options, arguments.engine_log) as server:
         answer = rehearsal.ask(server, excerpt, options["stall_timeout"])
         view = server.view()

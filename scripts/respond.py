@@ -73,7 +73,7 @@ def _respond(arguments, spec: dict, rows: list[dict], part: range, journal: Jour
         missing = [row for row in part if row not in journal.done]
         if not missing:
             return
-        beat.stage("starting the engine")
+        beat.stage("starting the engine", engine.start_limit(options))
         with engine.Engine(line, options, arguments.engine_log) as server:
             beat.stage("answering")
             asyncio.run(_bulk(server, options, spec, rows, missing, journal, beat))

@@ -76,7 +76,7 @@ def _measured(arguments, spec: dict, sets: dict, lines: dict, held: list[str], k
     def attempt() -> dict[str, dict]:
         with ExitStack() as running:
             engines = {}
-            beat.stage(f"starting {', '.join(lines)}")
+            beat.stage(f"starting {', '.join(lines)}", len(lines) * engine.start_limit(options))
             # One after the other: while it starts, an engine takes the most memory, and every core.
             for number, (name, devices) in enumerate(zip(lines, gpus.shares(held, len(lines)), strict=True)):
                 own = {**options, "port": options["port"] and options["port"] + number}

@@ -100,8 +100,9 @@ def test_a_stage_is_written_at_once_and_is_a_sign_of_life_but_no_advance(path: P
         told = files.read_json(path)
         assert (told["stage"], told["moved"], told["advanced"]) == ("loading weights", BEGUN + 0.5, BEGUN)
         clock.now += 60
-        beat.stage("loading weights")
+        beat.stage("loading weights", patience=1800)
         assert files.read_json(path)["moved"] == BEGUN + 0.5, "the same stage again is none"
+        assert (told["patience"], files.read_json(path)["patience"]) == (120, 1800)
 
 
 def test_what_does_not_grow_is_no_advance(path: Path, clock: Clock):

@@ -44,7 +44,8 @@ def beat(root: Path, job: str = FIRST, age: float = 12, **told) -> None:
     written = {
         "job": "respond", "stage": "generating", "state": "running", "error": None, "done": 64, "total": 320,
         "unit": "rows", "tokens": 9000, "begun": NOW - 300, "advanced": NOW - age, "moved": NOW - age,
-        "written": NOW - age, "rate": 2.0, "tokens_per_second": 212.4, "eta_seconds": 128.0, "pid": os.getpid(),
+        "patience": 120, "written": NOW - age, "rate": 2.0, "tokens_per_second": 212.4, "eta_seconds": 128.0,
+        "pid": os.getpid(),
         "host": socket.gethostname(), **told,
     }  # fmt: skip
     files.write_json(root / f"logs/mini/{job}.heartbeat.json", written)
@@ -111,6 +112,13 @@ def test_what_has_not_moved_for_two_minutes_is_stale_and_red(root: Path):
     red = [line for line in shown(root, colour=True, width=200).splitlines() if RED in line]
     assert ["respond" in line for line in red] == [True, True], "the stage's line and its note"
     assert f"not moved for 2 min: generating (process {os.getpid()}" in shown(root, width=200)
+
+
+def test_an_engine_may_take_as_long_to_start_as_the_configuration_lets_it(root: Path):
+    beat(root, age=900, stage="starting the engine", patience=1800)
+    assert stage(root, "respond").state == "running"
+    beat(root, age=1801, stage="starting the engine", patience=1800)
+    assert stage(root, "respond").state == "stale"
 
 
 def test_a_job_between_two_checkpoints_that_still_takes_steps_is_not_stale(root: Path):

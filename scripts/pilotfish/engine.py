@@ -52,6 +52,11 @@ class EngineLost(UserError):
     """An engine that was ready has died, hangs, or answers no more: another may go on with what is unfinished."""
 
 
+def start_limit(options: dict) -> float:
+    """Seconds that the start of an engine may take, all of its stages together."""
+    return sum(options["start_timeouts"][stage] for stage in STAGES)
+
+
 def free_port(wanted: int | None) -> int:
     """The wanted port if nothing listens on it, else UserError; without a wish, one that is free now."""
     with socket.socket() as probe:

@@ -19,11 +19,12 @@ from pilotfish.errors import UserError
 
 WRITE_EVERY = 1.0  # seconds between two writes of the file
 LOG_EVERY = 15.0  # seconds between two log lines
+PATIENCE = 120  # seconds without a sign of life after which a job is shown as stale, unless its stage takes longer
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 # What a heartbeat's file holds; times in unix seconds, rates of this process alone, null where unknown.
 KEYS = (
-    "job", "stage", "state", "error", "done", "total", "unit", "tokens", "begun", "advanced", "moved", "written",
-    "rate", "tokens_per_second", "eta_seconds", "pid", "host",
+    "job", "stage", "state", "error", "done", "total", "unit", "tokens", "begun", "advanced", "moved", "patience",
+    "written", "rate", "tokens_per_second", "eta_seconds", "pid", "host",
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Heartbeat:
         self.path, self.job, self.total, self.unit = path, job, total, unit
         self._clock = clock
         self._stage, self._state, self._error = "starting", RUNNING, None
+        self._patience: float = PATIENCE
         self._done = self._tokens = 0
         self._start: _Start | None = None
         self._begun = self._advanced = self._moved = self._logged = clock()
@@ -74,14 +76,15 @@ class Heartbeat:
         if ended_well and self._bar is None and self._start:
             logger.info("%s", self.line())
 
-    def stage(self, text: str) -> None:
+    def stage(self, text: str, patience: float = PATIENCE) -> None:
         """Say what the job does now, such as "loading weights"; each is written at once, so say it rarely.
 
-        A new text is a sign of life (`moved`), no finished work (`advanced`).
+        A new text is a sign of life (`moved`), no finished work (`advanced`). `patience`: the seconds that this
+        stage may take without another.
         """
         if text != self._stage:
             self._moved = self._clock()
-        self._stage = text
+        self._stage, self._patience = text, patience
         if self._bar is not None:
             self._bar.set_description(text)
         self._write()
@@ -157,6 +160,7 @@ class Heartbeat:
             "begun": self._begun,
             "advanced": self._advanced,
             "moved": self._moved,
+            "patience": self._patience,
             "written": self._written,
             "rate": self._units_per_second(),
             "tokens_per_second": self._tokens_per_second(),

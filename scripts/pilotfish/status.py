@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from pilotfish import costs, files
 from pilotfish.errors import UserError
-from pilotfish.progress import FAILED, FINISHED, KEYS, RUNNING, duration
+from pilotfish.progress import FAILED, FINISHED, KEYS, PATIENCE, RUNNING, duration
 
-STILL = 120  # seconds without a sign of life after which a running job is shown as stale
 STALE, GONE, WAITING = "stale", "gone", "waiting"
 FAULTS = (FAILED, GONE, STALE)  # shown in red; the first of a stage's parts names the stage
 GATES = "gates"
@@ -165,7 +164,7 @@ def _part(folders: Folders, place: str, name: str, outputs: dict[str, Path], now
         return Part(name, WAITING)  # not begun, or its output was taken away
     if fault := _fault(log_file):
         return Part(name, FAILED, log, note=fault)
-    if now - log > STILL:
+    if now - log > PATIENCE:
         return Part(name, STALE, log, note=f"its log is silent for {duration(now - log)}, and there is no output")
     return Part(name, RUNNING, log)
 
@@ -177,7 +176,7 @@ def _beating(name: str, heartbeat: dict, now: float) -> Part:
         note = f"process {heartbeat['pid']} is gone; run again: what was finished is kept"
         return Part(name, GONE, advanced, heartbeat, note)
     quiet = now - heartbeat["moved"]
-    if quiet > STILL:
+    if quiet > heartbeat["patience"]:
         where = f"process {heartbeat['pid']} on {heartbeat['host']}"
         note = f"not moved for {duration(quiet)}: {heartbeat['stage']} ({where})"
         return Part(name, STALE, advanced, heartbeat, note)
