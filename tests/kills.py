@@ -41,6 +41,7 @@ RUN = Path("results") / "tiny"
 CONFIG = ["--profile", "profiles/cpu", "--configfile", "config/tiny.yaml"]
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the worst twice as often
 LONG = {"respond": 5, "rehearse": 3, "train": 5, "serve": 5, "capture": 2, "replay": 2}  # shares of the kills; others 1
+ENGINE = re.compile(r"pilotfish\.launch|VLLM::")
 NONE = "between jobs"  # in the place of a rule: Snakemake is at work alone
 STEP = 0.1  # seconds between two looks
 END = 120  # seconds until all that was killed must be gone
@@ -202,7 +203,8 @@ class Killer:
         return max(found, key=lambda job: self.wants(job[1]), default=(run.pid, NONE))
 
     def _kill(self, run: subprocess.Popen, job: int, rule: str, amount: int) -> None:
-        engine = [each.pid for each in _descendants(job) if rule != NONE and "vllm" in " ".join(_line(each))]
+        # The warden, the server by its command line, and its workers by the title that vLLM gives them.
+        engine = [each.pid for each in _descendants(job) if rule != NONE and ENGINE.search(" ".join(_line(each)))]
         victim = self.draw.choice(["run", "group", *(["job"] * (rule != NONE)), *(["engine"] * bool(engine))])
         number = self.draw.choice(SIGNALS)
         try:
