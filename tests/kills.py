@@ -193,9 +193,11 @@ class Killer:
         self.work.forget()
 
     def _patience(self, rule: str) -> float:
-        """Seconds that a job may go on if it does not get on before; in half the cases it is hit as it starts."""
+        """Seconds that a job may go on if it does not get on before: none knows how long its engine takes to start."""
         longest = self.seconds[rule]
-        return self.draw.uniform(0, longest if self.draw.random() < 0.5 else longest / 5)
+        if rule in LONG and self.draw.random() < 0.6:
+            return 3 * longest  # until it has got on
+        return self.draw.uniform(0, longest)
 
     def _job_of(self, run: subprocess.Popen) -> tuple[int, str]:
         """Process and rule of a job that runs, one that is to be killed if there is one; else Snakemake's own."""
@@ -225,7 +227,7 @@ class Killer:
             if found := re.match(r"\s+output: (.*)", line):
                 current = found[1]
             elif found := re.match(r"\s+jobid: (\d+)", line):
-                outputs[found[1]] = current
+                outputs[found[1]], current = current, ""  # `rule all` has none
             elif found := re.match(r"Finished jobid: (\d+)", line):
                 made = outputs.get(found[1], "")
                 self.finished[made] += bool(made)
