@@ -359,7 +359,8 @@ def damaged_manifests():
 def finish():
     """Forget damage that is repaired, or print the report's summary at the end of a run."""
     if repaired := damaged_manifests():
-        print(repairs.finish(Path(RESULTS), repaired), file=sys.stderr)
+        if said := repairs.finish(Path(RESULTS), repaired):
+            print(f"\n{said}", file=sys.stderr)
     elif Path(REPORT).is_file():
         written = Path(REPORT).read_text(encoding="utf-8")
         print(written.partition("\n## Training")[0], file=sys.stderr)

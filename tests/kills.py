@@ -104,7 +104,7 @@ class Work:
 
 def _found(root: Path, pattern: str) -> list[Path]:
     """As Path.glob, which does not bear a folder that goes while it looks."""
-    return [root / name for name in glob.glob(pattern, root_dir=root, recursive=True)]
+    return [root / name for name in glob.glob(pattern, root_dir=root, recursive=True, include_hidden=True)]
 
 
 def _rows(journal: Path) -> Iterator[int]:

@@ -45,8 +45,7 @@ def beat(root: Path, job: str = FIRST, age: float = 12, **told) -> None:
         "job": "respond", "stage": "generating", "state": "running", "error": None, "done": 64, "total": 320,
         "unit": "rows", "tokens": 9000, "begun": NOW - 300, "advanced": NOW - age, "moved": NOW - age,
         "patience": 120, "written": NOW - age, "rate": 2.0, "tokens_per_second": 212.4, "eta_seconds": 128.0,
-        "pid": os.getpid(),
-        "host": socket.gethostname(), **told,
+        "pid": os.getpid(), "host": socket.gethostname(), **told,
     }  # fmt: skip
     files.write_json(root / f"logs/mini/{job}.heartbeat.json", written)
 

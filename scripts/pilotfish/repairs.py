@@ -42,4 +42,4 @@ def finish(results: Path, repaired: Iterable[str]) -> str:
     left = [manifest for manifest in read(results) if str(results / manifest) not in repaired]
     write(results, left)
     then = f"rebuild {len(left)} more" if left else "what follows runs only where their bytes differ"
-    return f"\nRebuilt: {', '.join(repaired)}. Run again: {then}."
+    return f"Rebuilt: {', '.join(repaired)}. Run again: {then}."
