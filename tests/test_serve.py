@@ -19,7 +19,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 OPTIONS = {
     "max_model_len": 256, "dtype": "bfloat16", "tensor_parallel": 1, "max_num_seqs": 8, "enforce_eager": True,
     "kv_cache_gib": None, "gpu_memory_utilization": 0.9, "port": None, "stall_timeout": 60,
-    "restarts": 1, "extra_args": [],
+    "start_timeouts": dict.fromkeys(engine.STAGES, 60), "restarts": 1, "extra_args": [],
 }  # fmt: skip
 SPEC = {
     "servers": {"eagle3": 3, "published": 7},
