@@ -94,12 +94,12 @@ def _(scene: Scene) -> str:
     folder.mkdir(parents=True)
     reader = shards.ShardReader([scene.path(f"responses/heldout/{PART}.captured/index.json")])
     for row in rows:
-        files.append_jsonl(folder.parent / "rows.jsonl", {**row, "states": "gone", "layers": reader.captured})
+        files.append_checked(folder.parent / "rows.jsonl", {**row, "states": "gone", "layers": reader.captured})
     for start, end in shards.shard_ranges(0, len(rows)):
         path = folder / shards.shard_name(start, end)
         shards.write_shard(path, [(row, reader.read(row)) for row in range(start, end)], reader.captured)
         entry = {"layers": reader.captured, **shards.describe(path)}
-        files.append_jsonl(folder.parent / "shards.jsonl", entry)
+        files.append_checked(folder.parent / "shards.jsonl", entry)
     os.truncate(path, path.stat().st_size - 100)
     serve(scene, "os._exit(9)")
     with lines() as said, pytest.raises(UserError, match="exit status 9"):

@@ -99,6 +99,28 @@ def test_what_is_finished_after_a_line_cut_short_is_kept(tmp_path: Path, lost: i
     assert sorted(opened(tmp_path).done) == [8, 9, 10, 12]
 
 
+def test_any_byte_changed_in_a_line_costs_its_row_alone(tmp_path: Path):
+    journal = opened(tmp_path, layers=[])
+    for row in (8, 9, 10):
+        journal.finish(answer(row), "")
+    path = tmp_path / "rows.jsonl"
+    sound = path.read_bytes()
+    start = sound.index(b"\n") + 1
+    for place in range(start, sound.index(b"\n", start)):
+        for bit in (1, 2, 16, 64):
+            path.write_bytes(sound[:place] + bytes([sound[place] ^ bit]) + sound[place + 1 :])
+            assert sorted(opened(tmp_path, layers=[]).done) == [8, 10]
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"row": 8}', b"null", b"\xff"], ids=ascii)
+def test_a_line_that_no_job_wrote_is_passed_over(tmp_path: Path, line: bytes):
+    finish(opened(tmp_path), [8, 9])
+    for name in ("rows.jsonl", "shards.jsonl"):
+        with open(tmp_path / name, "ab") as handle:
+            handle.write(line + b"\n")
+    assert sorted(opened(tmp_path).done) == [8, 9]
+
+
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u0085b", "a\x1cb", "a\r\nb"], ids=ascii)
 def test_any_text_survives_the_journal(tmp_path: Path, text: str):
     finish(opened(tmp_path), [8], text=text)
@@ -179,7 +201,7 @@ def test_a_refused_row_that_is_answered_later_gets_into_a_shard(tmp_path: Path):
 def test_a_job_that_died_between_a_shard_and_its_journal_loses_no_row(tmp_path: Path, monkeypatch):
     journal = opened(tmp_path)
     finish(journal, [8, 9, 10])
-    append = files.append_jsonl
+    append = files.append_checked
 
     def die(path: Path, value: dict) -> None:
         if path.name == "shards.jsonl":
@@ -187,7 +209,7 @@ def test_a_job_that_died_between_a_shard_and_its_journal_loses_no_row(tmp_path: 
         append(path, value)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(files, "append_jsonl", die)
+        patch.setattr(files, "append_checked", die)
         finish(journal, [11])
     journal = opened(tmp_path)
     assert sorted(journal.done) == [8, 9, 10, 11]

@@ -147,6 +147,6 @@ def test_a_job_that_lost_too_many_servers_goes_on_where_it_was(started, tmp_path
     with pytest.raises(engine.EngineLost):
         started(together=True, lost=(("heldout", 8), ("heldout", 8)))
     (kept,) = tmp_path.rglob("measured.jsonl")
-    assert [(each["set"], each["level"]) for each in files.read_appended(kept)] == [("heldout", 1)]
+    assert [(each["set"], each["level"]) for each in files.read_checked(kept)] == [("heldout", 1)]
     started(together=True)
     assert not kept.exists()

@@ -16,6 +16,7 @@ import pytest
 from conftest import copy_workflow, snakemake
 from helpers import execute, flip_bit
 from pilotfish import files, repairs, work
+from same_products import left_over
 
 RUN = Path("results") / "tiny"
 SAMPLES = RUN / "samples" / "fresh" / "samples.arrow"
@@ -48,12 +49,6 @@ def run(root: Path, *arguments: str) -> tuple[int, str]:
     """Exit status of a run, and what it said."""
     ran = snakemake(root, *arguments)
     return ran.returncode, ran.stdout + ran.stderr
-
-
-def left_over(root: Path) -> list[str]:
-    """What no run may leave: temporary files, unfinished work, locks."""
-    patterns = ("results/**/.*.tmp", "results/**/*.work", ".snakemake/locks/*", ".snakemake/incomplete/*")
-    return [str(path) for pattern in patterns for path in root.glob(pattern)]
 
 
 def mounted(root: Path, script: str) -> subprocess.CompletedProcess:

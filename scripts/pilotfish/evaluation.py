@@ -145,7 +145,7 @@ class Measurements:
 
     def __init__(self, path: Path, beat: Heartbeat):
         self._path, self._beat = path, beat
-        self._found = {_key(each): each["measured"] for each in files.read_appended(path)}
+        self._found = {_key(each): each["measured"] for each in files.read_checked(path)}
         self._tell()
 
     def of(self, servers: Iterable[str], chosen: str, level: int) -> dict[str, dict] | None:
@@ -155,7 +155,7 @@ class Measurements:
     def keep(self, chosen: str, level: int, measured: dict[str, dict]) -> None:
         """Write down what servers that took turns have measured."""
         entry = {"servers": sorted(measured), "set": chosen, "level": level, "measured": measured}
-        files.append_jsonl(self._path, entry)
+        files.append_checked(self._path, entry)
         self._found[_key(entry)] = measured
         self._tell()
 

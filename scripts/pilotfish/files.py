@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from pilotfish.errors import UserError
 
 CHUNK = 1 << 22  # bytes read at a time while hashing
 LONGEST_LINE = 1 << 25  # bytes of a JSON line: an answer of a million tokens, ids and text, takes less than 20 MB
+CHECK = "crc32"  # the key of a journal line's checksum
 DEEPEST = 100  # lists and objects inside one another, on a JSON line
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -227,6 +229,21 @@ def read_appended(path: Path) -> list[dict]:
         with suppress(ValueError):
             rows.append(_row(line + b"\n", _ANY))
     return rows
+
+
+def append_checked(path: Path, value: dict) -> None:
+    """As `append_jsonl`, with a checksum of the line: nothing else vouches for unfinished work."""
+    append_jsonl(path, {**value, CHECK: _crc(value)})
+
+
+def read_checked(path: Path) -> list[dict]:
+    """Lines of `append_checked` that are whole; one in which any byte has changed is left out, and done again."""
+    return [row for row in read_appended(path) if row.pop(CHECK, None) == _crc(row)]
+
+
+def _crc(value: dict) -> int:
+    # A value and what JSON makes of it must give the same: keys that are no strings become some.
+    return zlib.crc32(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode("ascii"))
 
 
 def sha256_file(path: Path) -> str:

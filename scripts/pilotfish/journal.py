@@ -32,8 +32,8 @@ class Journal:
         self._recover()
 
     def _recover(self) -> None:
-        known = {row["row"]: row for row in files.read_appended(self.folder / "rows.jsonl")}
-        for entry in files.read_appended(self.folder / "shards.jsonl"):
+        known = {row["row"]: row for row in files.read_checked(self.folder / "rows.jsonl")}
+        for entry in files.read_checked(self.folder / "shards.jsonl"):
             path = self.captured / entry["file"]
             whole = entry["layers"] == self.layers and all(row in known for row in entry["rows"])
             if whole and path.is_file() and files.sha256_file(path) == entry["sha256"]:
@@ -68,7 +68,7 @@ class Journal:
     def finish(self, row: dict, states_file: str) -> None:
         """Journal a finished row, and write its shard if it was the last one missing there."""
         row = {**row, "states": states_file, "layers": self.layers}
-        files.append_jsonl(self.folder / "rows.jsonl", row)
+        files.append_checked(self.folder / "rows.jsonl", row)
         self.done[row["row"]] = row
         self.tokens += _tokens(row)
         for start, end in self.ranges if self.layers else ():
@@ -98,7 +98,7 @@ class Journal:
         path = self.captured / name
         shards.write_shard(path, [(row, shards.read_row_file(sources[row])) for row in rows], self.layers)
         self.shards[name] = {"layers": self.layers, **shards.describe(path)}
-        files.append_jsonl(self.folder / "shards.jsonl", self.shards[name])
+        files.append_checked(self.folder / "shards.jsonl", self.shards[name])
         for source in sources.values():
             source.unlink(missing_ok=True)
 
