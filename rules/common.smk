@@ -26,6 +26,8 @@ from pilotfish import (
 from pilotfish.errors import UserError
 
 try:
+    for file in workflow.configfiles:
+        settings.read(Path(file))  # Snakemake merged them, and says nothing of a key that stands twice
     S = settings.load(config)
     for setting, file in S.files().items():
         if not os.path.isfile(file):

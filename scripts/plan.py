@@ -9,8 +9,6 @@ import argparse
 import json
 from pathlib import Path
 
-import yaml
-
 from pilotfish import cli, disk, facts, plan_page, planning, rates, settings
 from pilotfish.errors import UserError
 
@@ -39,13 +37,7 @@ def _arguments() -> argparse.Namespace:
 def _configuration(arguments: argparse.Namespace) -> dict:
     if arguments.spec:
         return _json("--spec", arguments.spec)
-    try:
-        config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{arguments.config}: cannot be read as YAML ({error}); check the path and the file") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{arguments.config}: holds no settings; copy config/default.yaml and change it")
-    return config
+    return settings.read(arguments.config)
 
 
 def _json(option: str, text: str) -> dict:

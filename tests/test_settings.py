@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import ABSENT, CONFIG, changed
+from conftest import ABSENT, CONFIG, REPOSITORY, changed
 from pilotfish import settings
 from pilotfish.errors import UserError
 
@@ -204,3 +204,32 @@ def test_the_schema_for_editors_is_the_present_one():
     """If not: PYTHONPATH=scripts python -m pilotfish.settings > config/schema.json"""
     schema = Path(__file__).parents[1].joinpath("config/schema.json").read_text(encoding="utf-8")
     assert schema == json.dumps(settings.Settings.model_json_schema(), indent=2) + "\n"
+
+
+def test_a_key_that_stands_twice_is_an_error_with_its_line(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("run: a\nprompts: &those\n  train: 8\n  heldout: 4\n  train: 9\nmore: *those\nrun: b\n", "utf-8")
+    with pytest.raises(UserError) as error:
+        settings.read(path)
+    assert sorted(str(error.value).splitlines()) == [
+        f"{path}, line 5: 'train' is set twice; keep one",
+        f"{path}, line 7: 'run' is set twice; keep one",
+    ]
+
+
+@pytest.mark.parametrize("text", ["a: [", "\x00", "a: &a [*a]\nb: *c", "? [1]\n: 2"], ids=ascii)
+def test_a_file_that_yaml_cannot_read_is_named(tmp_path: Path, text: str):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(UserError, match=r"mine\.yaml: cannot be read as YAML"):
+        settings.read(path)
+
+
+def test_what_an_anchor_names_again_is_no_repeated_key(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("a: &it {x: 1}\nb: *it\nc: {x: 2}\nd: [{x: 3}, {x: 4}]\n", "utf-8")
+    assert settings.read(path)["d"] == [{"x": 3}, {"x": 4}]
+
+
+def test_the_embedded_configurations_set_no_key_twice():
+    assert all(settings.read(path) for path in (REPOSITORY / "config").glob("*.yaml"))

@@ -194,7 +194,10 @@ def of_gguf(path: Path) -> Facts:
 
 
 def _gguf_header(handle: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
-    """Single values of a GGUF's header (version 2 or 3), and how many tokens its tokenizer has."""
+    """Single values of a GGUF's header (version 2 or 3), and how many tokens its tokenizer has.
+
+    The gguf package reads every token and tensor: seconds, and each start of Snakemake asks for these facts.
+    """
 
     def number(code: str) -> Any:
         return struct.unpack(f"<{code}", handle.read(struct.calcsize(f"<{code}")))[0]

@@ -6,15 +6,17 @@ import json
 import os
 import re
 from itertools import islice
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from pilotfish.drafter_settings import DRAFTERS, DrafterSettings, ReferenceSettings
 from pilotfish.errors import UserError
 from pilotfish.evaluation_sets import HUB, HUMAN_EVAL
-from pilotfish.strict import Name, Strict, absurdities
+from pilotfish.strict import Name, Strict, absurdities, repeated_keys
 
 SHOWN = 20  # faults listed in an error
 LONGEST_SHOWN = 200  # characters of a value in an error
@@ -253,6 +255,24 @@ class Settings(Strict):
         """The JSONL files that are named here, by their settings."""
         sets = {f"evaluation.sets.{name}.source": chosen.file for name, chosen in self.evaluation.sets.items()}
         return {"prompts.path": self.prompts.path} | {setting: file for setting, file in sets.items() if file}
+
+
+def read(path: Path) -> dict:
+    """A configuration file as YAML gives it; UserError where it is none, or where a key stands twice.
+
+    YAML itself, and so Snakemake, keeps the last of two and says nothing.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        config = yaml.safe_load(text)
+        twice = list(islice(repeated_keys(yaml.compose(text, yaml.SafeLoader)), SHOWN))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read as YAML ({error}); check the path and the file") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no settings; copy config/default.yaml and change it")
+    if twice:
+        raise UserError("\n".join(f"{path}, line {line}: {key[:100]!r} is set twice; keep one" for key, line in twice))
+    return config
 
 
 def load(config: dict) -> Settings:

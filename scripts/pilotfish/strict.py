@@ -2,9 +2,11 @@
 """What all settings have in common: unknown keys forbidden, numbers are numbers, names that can be folders."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from pilotfish.files import is_text
@@ -23,6 +25,25 @@ class Strict(BaseModel):
     """A section of the configuration."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def repeated_keys(root: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Keys that their mapping has had already, with their line from 1."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))  # an anchor's node is met again at each of its names
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        keys = Counter()
+        for key, value in node.value:
+            keys[key.value if isinstance(key, yaml.ScalarNode) else id(key)] += 1
+            if isinstance(key, yaml.ScalarNode) and keys[key.value] == 2:
+                yield key.value, key.start_mark.line + 1
+            waiting.append(value)
 
 
 def absurdities(config: object) -> Iterator[str]:
