@@ -18,7 +18,6 @@ from typing import Any
 
 from pilotfish.errors import UserError
 
-CHUNK = 1 << 22  # bytes read at a time while hashing
 LONGEST_LINE = 1 << 25  # bytes of a JSON line: an answer of a million tokens, ids and text, takes less than 20 MB
 CHECK = "crc32"  # the key of a journal line's checksum
 DEEPEST = 100  # lists and objects inside one another, on a JSON line
@@ -248,11 +247,8 @@ def _crc(value: dict) -> int:
 
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
-    digest = hashlib.sha256()
     with open(path, "rb") as handle:
-        while block := handle.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def publish_folder(source: Path, final: Path) -> None:
