@@ -158,10 +158,10 @@ def test_json_that_is_no_object_is_an_error_that_names_the_file(tmp_path: Path, 
         files.read_json(path)
 
 
-def test_a_files_sha256_is_that_of_all_its_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(files, "CHUNK", 4)
-    (tmp_path / "data").write_bytes(b"ten bytes!")
-    assert files.sha256_file(tmp_path / "data") == hashlib.sha256(b"ten bytes!").hexdigest()
+def test_a_files_sha256_is_that_of_all_its_blocks(tmp_path: Path):
+    content = bytes(range(256)) * 8000 + b"the rest"  # more than is read at a time
+    (tmp_path / "data").write_bytes(content)
+    assert files.sha256_file(tmp_path / "data") == hashlib.sha256(content).hexdigest()
 
 
 def test_publishing_a_folder_replaces_the_old_one_and_keeps_the_source(tmp_path: Path):

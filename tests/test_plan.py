@@ -223,7 +223,7 @@ FIXES = {
         edit("scripts/pilotfish/vocabulary.py", "ranked = np.lexsort", "ranked = 0 + np.lexsort"), VOCABULARY, {}, {},
     ),
     "helper of every stage": (
-        edit("scripts/pilotfish/files.py", "CHUNK = 1 << 22", "CHUNK = 1 << 23"), EVERY_RULE, ROWS, {},
+        edit("scripts/pilotfish/files.py", "LONGEST_LINE = 1 << 25", "LONGEST_LINE = 1 << 26"), EVERY_RULE, ROWS, {},
     ),
 }  # fmt: skip
 
