@@ -10,7 +10,21 @@ import logging
 import shutil
 from pathlib import Path
 
-from pilotfish import cli, disk, engine, files, generation, gpus, layers, manifest, progress, prompts, work
+from pilotfish import (
+    cli,
+    disk,
+    engine,
+    files,
+    generation,
+    gpus,
+    layers,
+    manifest,
+    progress,
+    prompts,
+    reuse,
+    shards,
+    work,
+)
 from pilotfish.errors import UserError
 from pilotfish.journal import Journal
 
@@ -28,6 +42,12 @@ def main() -> None:
     part = prompts.part_rows(len(rows), arguments.part)
     unfinished = work.take(arguments.output, arguments.spec, arguments.code, [arguments.target, arguments.prompts])
     journal = Journal(unfinished, part, asked)
+    stamps = {row: {"id": rows[row]["id"], "sampling": _sampling(spec, row)} for row in part}
+    questions = {row: reuse.question(rows[row], stamp["sampling"]) for row, stamp in stamps.items()}
+    origin = reuse.origin(arguments.target, spec, arguments.code)
+    earlier = sorted(arguments.captured.parent.glob(f"*{arguments.captured.suffix}/{shards.INDEX}"))
+    if known := reuse.adopt(journal, earlier, questions, lambda row, kept: {**kept, "row": row, **stamps[row]}, origin):
+        logging.info("%d rows ask what an earlier run has answered, with the same settings and code", known)
     job = f"respond {arguments.prompts.stem} {arguments.part}"
     with progress.Heartbeat(arguments.heartbeat, job, len(part), "rows") as beat:
         if journal.done:
@@ -37,7 +57,7 @@ def main() -> None:
             with gpus.lease(arguments.gpus):
                 _respond(arguments, spec, rows, part, journal, beat)
         journal.pack_all()
-        _publish(arguments, journal, len(part))
+        _publish(arguments, journal, len(part), questions, origin)
     shutil.rmtree(unfinished.parent)
 
 
@@ -87,7 +107,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
 
     async def attempt(row: int) -> None:
         disk.check_room(journal.folder, 0)
-        sampling = {**spec["sampling"], "seed": spec["seed"] + row}
+        sampling = _sampling(spec, row)
         try:
             answer = await generation.chat(api, rows[row]["messages"], sampling, transfer)
         except generation.RowRefused as error:
@@ -135,7 +155,11 @@ async def _canary(missing: list[int], run, journal: Journal, reasoning_parser: s
     )
 
 
-def _publish(arguments, journal: Journal, expected: int) -> None:
+def _sampling(spec: dict, row: int) -> dict:
+    return {**spec["sampling"], "seed": spec["seed"] + row}
+
+
+def _publish(arguments, journal: Journal, expected: int, questions: dict[int, str], origin: str) -> None:
     rows = journal.rows()
     failed = [row for row in rows if row["error"]]
     if len(failed) > arguments.max_failed:
@@ -145,7 +169,7 @@ def _publish(arguments, journal: Journal, expected: int) -> None:
             f"{first['error']}. Mend these prompts, or allow the loss with responses.max_failed; "
             "the finished rows are kept"
         )
-    journal.write_index()
+    journal.write_index(**{reuse.KEY: reuse.write(journal.captured, rows, questions, origin)})
     files.publish_folder(journal.captured, arguments.captured)
     files.write_jsonl(arguments.output, rows)
     logging.info("%d rows, %d refused, %d tokens", len(rows), len(failed), sum(len(r["token_ids"] or []) for r in rows))

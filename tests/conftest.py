@@ -46,6 +46,26 @@ def snakemake(root: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the default configuration, each of whose files is a stand-in."""
+    from workspace import Workspace
+
+    workspace = Workspace(copy_workflow(tmp_path_factory.mktemp("finished") / "work"))
+    workspace.finish()
+    return workspace.root
+
+
+@pytest.fixture
+def workspace(finished: Path, tmp_path: Path):
+    """A private copy of the finished run, times included."""
+    from workspace import Workspace
+
+    root = tmp_path / "work"
+    shutil.copytree(finished, root, copy_function=shutil.copy2)
+    return Workspace(root)
+
+
+@pytest.fixture(scope="session")
 def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny target's folder, trained once a session."""
     from tiny_target import build_tiny_target

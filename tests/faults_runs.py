@@ -15,7 +15,7 @@ import yaml
 
 from faults import Scene, fault
 from helpers import executable, execute, flip_bit, plan
-from pilotfish import files, generation, shards, work
+from pilotfish import files, generation, reuse, shards, work
 from pilotfish.errors import UserError
 
 PART = "00000-of-00002"
@@ -45,10 +45,11 @@ def serve(scene: Scene, deed: str) -> None:
 
 
 def forget(scene: Scene, split: str = "heldout") -> Path:
-    """Remove the responses of one part, so that its job has all to do; returns its work folder."""
+    """Remove the responses of one part, their copy too, so that its job has all to do; returns its work folder."""
     (job,) = (j for j in plan(scene.root) if j.rule == "respond" and j.wildcards == {"split": split, "part": PART})
     line = dict(zip(job.line[2::2], job.line[3::2], strict=True))
     Path(line["--output"]).unlink()
+    (Path(line["--captured"]) / reuse.ANSWERS).unlink(missing_ok=True)
     inputs = [Path(line["--target"]), Path(line["--prompts"])]
     return work.folder(Path(line["--output"]), line["--spec"], line["--code"], inputs)
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 
-def spec_json(spec: dict) -> str:
+def spec_json(spec: dict | list) -> str:
     """Canonical JSON of a spec: sorted keys, no spaces, so equal specs are equal strings."""
     return json.dumps(spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 

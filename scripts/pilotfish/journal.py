@@ -86,6 +86,21 @@ class Journal:
         if late:
             self._write(f"{Path(shards.shard_name(late[0], late[-1] + 1)).stem}_late.safetensors", late)
 
+    def take_shard(self, source: Path, entry: dict, rows: Sequence[dict]) -> None:
+        """Take over a whole shard, by a link, with the answers of its rows; only one that this job would write.
+
+        `entry` describes it as an index does.
+        """
+        due = [shards.shard_name(start, end) for start, end in self.ranges]
+        if entry["file"] not in due or entry["file"] in self.shards or entry["layers"] != self.layers:
+            return
+        files.link(source, self.captured / entry["file"])
+        # Before its rows: the last of them would have it written.
+        self.shards[entry["file"]] = entry
+        files.append_checked(self.folder / "shards.jsonl", entry)
+        for row in rows:
+            self.finish(row, "")
+
     def _pack(self, start: int, end: int) -> None:
         name = shards.shard_name(start, end)
         if name in self.shards or not all(row in self.done for row in range(start, end)):
@@ -107,9 +122,9 @@ class Journal:
         kept = (self.done[number] for number in sorted(self.done))
         return [{key: value for key, value in row.items() if key not in OWN_FIELDS} for row in kept]
 
-    def write_index(self) -> None:
-        """Write `captured/index.json` over the finished shards."""
-        shards.write_index(self.captured, self.layers, list(self.shards.values()))
+    def write_index(self, **more: dict) -> None:
+        """Write `captured/index.json` over the finished shards; `more` is listed in it beside them."""
+        shards.write_index(self.captured, self.layers, list(self.shards.values()), **more)
 
 
 def _tokens(row: dict) -> int:

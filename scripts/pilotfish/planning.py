@@ -317,7 +317,7 @@ def _data(settings: Settings, facts: Facts, splits: dict[str, Split]) -> Iterato
     longest = max(split.tokens / split.rows for split in splits.values())
     waiting = round(each * longest * min(rows, settings.engine.max_num_seqs + 2 * ROWS_PER_SHARD))
     greedy = settings.responses.temperature == 0
-    text = RESPONSE_BYTES * tokens
+    text = 2 * RESPONSE_BYTES * tokens  # once more beside the shards, see pilotfish.reuse
     yield Work(
         "respond", jobs, gpus, rows, tokens, sum(split.response_tokens for split in splits.values()),
         text + states if greedy else text, waiting if greedy else 0,

@@ -218,13 +218,13 @@ def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     return (left.dtype, left.shape[-1]) == (right.dtype, right.shape[-1])
 
 
-def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict]) -> None:
+def write_index(folder: Path, layers: Sequence[int], shards: Sequence[dict], **more: dict) -> None:
     """Write index.json: the layers that each row has, and each shard's file, rows, layers, tokens, size and sha256.
 
-    One row may be in several shards, each with other layers.
+    One row may be in several shards, each with other layers. `more` are other files beside them, likewise described.
     """
     ordered = sorted(shards, key=lambda entry: (entry["rows"][0], entry["file"]))
-    seals.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered})
+    seals.write_json(folder / INDEX, {"capture_layers": list(layers), "shards": ordered, **more})
 
 
 def read_index(path: Path) -> dict:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pilotfish import files, repairs, seals, shards
+from pilotfish import files, repairs, reuse, seals, shards
 from pilotfish.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -48,8 +48,9 @@ def inspect(results: Path, expected: Iterable[Path] = ()) -> Findings:
         raise UserError(f"{results}: no manifest in it, so there is nothing to verify; run the workflow first")
     for folder in sorted(results.rglob(f"*{CAPTURED}")):
         if any(folder.iterdir()):
-            listed = _sealed(found, folder / shards.INDEX).get("shards", [])
-            known |= _compare_all(found, folder / shards.INDEX, {entry["file"]: entry for entry in listed})
+            listed = _sealed(found, folder / shards.INDEX)
+            entries = [*listed.get("shards", []), *filter(None, [listed.get(reuse.KEY)])]
+            known |= _compare_all(found, folder / shards.INDEX, {entry["file"]: entry for entry in entries})
     for alone in (results / REPORT, *sorted(results.rglob(shards.KEPT))):
         if alone.is_file():
             _sealed(found, alone, read=False)
@@ -129,13 +130,13 @@ def take_away(results: Path, damage: list[Damage]) -> None:
 
 
 def _forget(damage: Damage) -> None:
-    """Take a damaged shard out of the index of by-products that lists it; a damaged index takes its shards along."""
-    left = []
+    """Take a damaged file out of the index of by-products that lists it; a damaged index takes all along."""
     if damage.file != damage.manifest and damage.manifest.is_file():
         index = files.read_json(damage.manifest)
         left = [entry for entry in index["shards"] if entry["file"] != damage.file.name]
-    if left:
-        shards.write_index(damage.manifest.parent, index["capture_layers"], left)
-        return
+        kept = {} if damage.file.name == reuse.ANSWERS else {key: index[key] for key in (reuse.KEY,) if key in index}
+        if left or kept:
+            shards.write_index(damage.manifest.parent, index["capture_layers"], left, **kept)
+            return
     for path in damage.manifest.parent.iterdir():
         path.unlink()
