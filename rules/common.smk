@@ -8,7 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
-# By which a job knows that its run was killed.
+# By which a job knows that its run was killed: on a cluster, the Snakemake that runs it on its own node.
 os.environ["PILOTFISH_RUN"] = str(os.getpid())
 # Jobs run with the interpreter that runs Snakemake, unless --sdm conda puts another in front.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
