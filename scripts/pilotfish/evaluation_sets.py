@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of evaluation sets that come from elsewhere: a package, a JSONL file, or a dataset on the hub."""
+"""Prompts of evaluation sets that come from elsewhere: a package, a file, or a dataset on the hub."""
 
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pilotfish import files, prompts
+from pilotfish import formats, prompts, sources
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -51,17 +51,20 @@ def _of_human_eval() -> Iterator[tuple[str, dict]]:
 
 
 def _of_file(setting: str, path: Path, field: str | None) -> Iterator[tuple[str, dict]]:
-    for number, row in enumerate(files.iterate_jsonl(path, finite=True), 1):
+    if not field:
+        yield from sources.prompts(path)
+        return
+    for number, row in enumerate(sources.rows(path), 1):
         place = f"{path}, line {number}"
-        yield place, _from_field(setting, place, row, field, row.get("id", number)) if field else row
+        yield place, _from_field(setting, place, row, field, row.get("id", number))
 
 
 def _of_hub(setting: str, spec: dict) -> Iterator[tuple[str, dict]]:
     """The first rows whose prompt repeats none before; rows count from 0."""
-    seen, repeated = set[str](), 0
+    seen, repeated, field = set[str](), 0, spec["field"]
     for number, row in enumerate(_streamed(setting, spec)):
         place = f"{spec['source']}, {spec['split']}, row {number}"
-        prompt = _from_field(setting, place, row, spec["field"], identifier=number)
+        prompt = _from_field(setting, place, row, field, number) if field else formats.prompt_of(row, number)
         if (text := str(prompt["messages"])) in seen:
             repeated += 1
             continue

@@ -5,6 +5,7 @@ import codecs
 import errno
 import glob
 import hashlib
+import io
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from pilotfish.errors import UserError
 LONGEST_LINE = 1 << 25  # bytes of a JSON line: an answer of a million tokens, ids and text, takes less than 20 MB
 CHECK = "crc32"  # the key of a journal line's checksum
 DEEPEST = 100  # lists and objects inside one another, on a JSON line
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # ends of names, as pyarrow calls what they mean
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
@@ -153,11 +155,19 @@ def _row(line: bytes, decoder: json.JSONDecoder) -> dict:
         ) from None
     if not isinstance(row, dict):
         raise ValueError(f"a JSON {type(row).__name__}, not an object in braces; mend or remove the line")
-    if line.count(b"{") + line.count(b"[") > DEEPEST and _is_deep(row):
-        raise ValueError(f"lists or objects more than {DEEPEST} deep; mend or remove the line")
-    if b"\\ud" in line.lower() and not is_text(json.dumps(row, ensure_ascii=False)):
-        raise ValueError("half of a surrogate pair (\\ud...), which is no text; mend or remove the line")
+    shallow, whole = line.count(b"{") + line.count(b"[") <= DEEPEST, b"\\ud" not in line.lower()
+    if not (shallow and whole) and (fault := row_fault(row)):
+        raise ValueError(fault)
     return row
+
+
+def row_fault(row: dict) -> str | None:
+    """What is wrong with a row that is JSON all the same, and the cure."""
+    if _is_deep(row):
+        return f"lists or objects more than {DEEPEST} deep; mend or remove the line"
+    if not is_text(json.dumps(row, ensure_ascii=False)):
+        return "half of a surrogate pair (\\ud...), which is no text; mend or remove the line"
+    return None
 
 
 def is_text(value: str) -> bool:
@@ -176,21 +186,40 @@ def iterate_jsonl(path: Path, finite: bool = False) -> Iterator[dict]:
     raised when it is reached. NaN and infinity, which JSON lacks, are numbers unless all must be `finite`.
     """
     decoder = _FINITE if finite else _ANY
+    with reading(path) as handle:
+        for number, line in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
+            try:
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(
+                        f"longer than {LONGEST_LINE:,} bytes; shorten or remove the line, or, if the file is one "
+                        "large list, name it .json, or write one JSON object a line"
+                    )
+                row = _row(line, decoder)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number}: {error}") from None
+            yield row
+
+
+def plain_suffix(path: Path) -> str:
+    """The end of a file's name, without that of its compression."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[io.BufferedReader]:
+    """A file's bytes, unpacked where its name ends in one of COMPRESSED; UserError where they cannot be read."""
     try:
-        with open(path, "rb") as handle:
-            for number, line in enumerate(iter(lambda: handle.readline(LONGEST_LINE + 1), b""), 1):
-                try:
-                    if len(line) > LONGEST_LINE:
-                        raise ValueError(
-                            f"longer than {LONGEST_LINE:,} bytes; shorten or remove the line, or, if the file is one "
-                            "large list, write one JSON object a line"
-                        )
-                    row = _row(line, decoder)
-                except ValueError as error:
-                    raise UserError(f"{path}, line {number}: {error}") from None
-                yield row
+        if path.suffix not in COMPRESSED:
+            with open(path, "rb") as handle:
+                yield handle
+            return
+        import pyarrow
+
+        with open(path, "rb") as packed, pyarrow.input_stream(packed, COMPRESSED[path.suffix]) as unpacked:
+            yield io.BufferedReader(unpacked)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; check the path in the configuration") from None
+        cure = "check the path in the configuration" if error.strerror else "copy the whole file again"
+        raise UserError(f"{path}: {error.strerror or error}; {cure}") from None
 
 
 def read_jsonl(path: Path) -> list[dict]:

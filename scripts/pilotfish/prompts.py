@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: reading them from any JSONL, and the seeded split by conversation."""
+"""Prompts: reading them from a file, and the seeded split by conversation."""
 
 import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from pilotfish import files
+from pilotfish import sources
 from pilotfish.errors import UserError
 
 ROLES = ("system", "user", "assistant")
 BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
 LONGEST_ID = 500  # characters
 SHOWN = 6  # roles in an error
-CURE = 'each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}'
+CURE = (
+    'each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}, or is of another shape that the '
+    "README names"
+)
 
 
 def fault(prompt: dict) -> str | None:
@@ -47,8 +50,7 @@ def _names(value: object) -> bool:
 
 def read(path: Path, max_model_len: int) -> list[dict]:
     """All prompts of a file, as `checked` gives them; places in errors are the file and line."""
-    rows = ((f"{path}, line {number}", row) for number, row in enumerate(files.iterate_jsonl(path, finite=True), 1))
-    found = checked(rows, max_model_len, CURE)
+    found = checked(sources.prompts(path), max_model_len, CURE)
     if not found:
         raise UserError(f"{path}: no prompts in it; {CURE}")
     return found

