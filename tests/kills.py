@@ -45,8 +45,10 @@ SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 CONFIG = ["--profile", "profiles/cpu", "--configfile", "config/tiny.yaml"]
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the worst twice as often
 LONG = {"respond": 5, "rehearse": 3, "train": 5, "serve": 5, "capture": 2, "replay": 2}  # shares of the kills; others 1
+STEPS = {"serve": 3}  # how far a job may get, of all that it has to do
 ENGINE = re.compile(r"pilotfish\.launch|VLLM::")
 NONE = "between jobs"  # in the place of a rule: Snakemake is at work alone
+AHEAD = 1.2  # times its share that a rule may get, since the last ones are quick and some kills come too late
 STALL = 3600  # seconds without any end that are a failure
 
 
@@ -68,18 +70,18 @@ class Work:
     """Unfinished work on the disk, as it was seen last: what is in it may grow, and not be done again."""
 
     root: Path
-    rows: dict[Path, int] = field(default_factory=dict)  # lines of a journal
+    rows: dict[Path, int] = field(default_factory=dict)  # lines of a journal that say what one before them said
     steps: dict[Path, int] = field(default_factory=dict)  # of a training's state
     shards: dict[Path, int] = field(default_factory=dict)  # when each was written, nanoseconds
     repeated: list[str] = field(default_factory=list)
 
     def look(self) -> int:
         """Note all progress, and what is done again; returns the rows, steps and shards that there are."""
-        for journal in found_in(self.root, "results/**/*.work/*/rows.jsonl"):
-            numbers = list(_rows(journal))
-            again = len(numbers) - len(set(numbers))
+        for journal in self._journals():
+            done = list(_done(journal))
+            again = len(done) - len(set(done))
             if again > self.rows.get(journal, 0):
-                self.repeated.append(f"{journal}: {again} rows are there twice")
+                self.repeated.append(f"{journal}: {again} lines are there twice")
             self.rows[journal] = again
         for state in found_in(self.root, "results/**/*.work/*/state/state.json"):
             step = (read_json(state) or {}).get("global_step", 0)
@@ -92,8 +94,14 @@ class Work:
         return self.amount()
 
     def amount(self) -> int:
-        lines = sum(len(list(_rows(path))) for path in found_in(self.root, "results/**/*.work/*/rows.jsonl"))
+        lines = sum(len(list(_done(path))) for path in self._journals())
         return lines + sum(self.steps.values()) + len(self.shards)
+
+    def _journals(self) -> list[Path]:
+        """Of answers, and of what has been measured of servers."""
+        return [
+            path for name in ("rows", "measured") for path in found_in(self.root, f"results/**/*.work/*/{name}.jsonl")
+        ]
 
     def forget(self) -> None:
         """Drop what is no longer there: its job has published it."""
@@ -102,16 +110,18 @@ class Work:
                 del held[path]
 
 
-def _rows(journal: Path) -> Iterator[int]:
+def _done(journal: Path) -> Iterator[str]:
+    """What each whole line of a journal stands for: a row, or a set at one concurrency."""
     try:
         lines = journal.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return
     for line in lines:
         try:
-            yield json.loads(line)["row"]
+            found = json.loads(line)
         except ValueError:
             continue  # torn by a kill
+        yield " ".join(str(found.get(key)) for key in ("row", "set", "level"))
 
 
 def _written(path: Path) -> int:
@@ -142,7 +152,7 @@ class Killer:
             return sum(kill.rule == NONE for kill in self.done) < self.shares[NONE]
         order = list(self.shares)
         due = sum(self.shares[each] for each in order[: order.index(rule) + 1])
-        return len(self.done) < math.ceil(due)
+        return len(self.done) < math.ceil(AHEAD * due)
 
     def go(self) -> None:
         """Start, kill and start again until a run ends well unkilled; SystemExit if it fails unkilled."""
@@ -174,7 +184,7 @@ class Killer:
             if not self.wants(rule):
                 continue
             if aim is None or aim[0] != job:
-                aim = (job, time.monotonic() + self._patience(rule), amount + self.draw.randint(1, 24))
+                aim = (job, time.monotonic() + self._patience(rule), amount + self.draw.randint(1, STEPS.get(rule, 24)))
             if time.monotonic() >= aim[1] or (rule in LONG and amount >= aim[2]):
                 self._kill(run, job, rule, amount)
                 aim = None
