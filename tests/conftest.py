@@ -31,11 +31,11 @@ def changed(**changes) -> dict:
     return config
 
 
-def copy_workflow(root: Path) -> Path:
+def copy_workflow(root: Path, source: Path = REPOSITORY) -> Path:
     """Copy what a run needs into `root`, so that a test may change it and leaves nothing behind."""
     for name in ("rules", "scripts", "config", "envs", "profiles"):
-        shutil.copytree(REPOSITORY / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "Snakefile", root)
+        shutil.copytree(source / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(source / "Snakefile", root)
     return root
 
 

@@ -36,7 +36,7 @@ from pathlib import Path
 
 import psutil
 
-from conftest import copy_workflow
+from conftest import REPOSITORY, copy_workflow
 from helpers import execute, plan
 from same_products import FROM_STATES, STEP, differences, found_in, left_over, read_json
 from tiny_target import build_tiny_target
@@ -262,9 +262,12 @@ def prepare(root: Path, target: Path) -> None:
     shutil.copytree(target, root / "results" / "tiny-target")
 
 
-def prepare_anew(root: Path, finished: Path, rules: Sequence[str]) -> list[str]:
-    """A copy of a finished run that lacks what these rules make; returns Snakemake's targets to make it anew."""
-    copy_workflow(root)
+def prepare_anew(root: Path, finished: Path, rules: Sequence[str], code: Path = REPOSITORY) -> list[str]:
+    """A copy of a finished run that lacks what these rules make; returns Snakemake's targets to make it anew.
+
+    `code` is where the workflow is copied from.
+    """
+    copy_workflow(root, code)
     shutil.copytree(finished / "results", root / "results", symlinks=True)
     with redirect_stderr(io.StringIO()):
         execute(root, root / "config" / "tiny.yaml", "touch", forceall=True)
@@ -336,7 +339,7 @@ def main() -> int:
     killer.go()
     again = undisturbed
     if not arguments.only:
-        again = let_run(folder / "again", prepare_anew(folder / "again", killed, FROM_STATES))
+        again = let_run(folder / "again", prepare_anew(folder / "again", killed, FROM_STATES, code=killed))
     wrong = {
         "manifests that differ": differences(killed, undisturbed, again),
         "work done again": [*killer.work.repeated, *killer.again],
