@@ -27,7 +27,8 @@ from pilotfish.errors import UserError
 
 try:
     for file in workflow.configfiles:
-        settings.read(Path(file))  # Snakemake merged them, and says nothing of a key that stands twice
+        # Snakemake merged them, and says nothing of a key that stands twice.
+        settings.read(Path(file))
     S = settings.load(config)
     for setting, file in S.files().items():
         if not os.path.isfile(file):

@@ -2,9 +2,9 @@
 
 
 rule collect_prompts:
-    """Prompts of both splits, chosen by conversation from the configured file."""
+    """Prompts of both splits, drawn from their sources by weight and conversation."""
     input:
-        S.prompts.path,
+        [source.file for source in S.prompts.sources if source.file],
     output:
         train=f"{RESULTS}/prompts/train.jsonl",
         heldout=f"{RESULTS}/prompts/heldout.jsonl",
@@ -20,10 +20,11 @@ rule collect_prompts:
             heldout=S.prompts.heldout,
             seed=S.seed,
             max_model_len=S.engine.max_model_len,
+            sources=[source.model_dump() for source in S.prompts.sources],
         ),
         code=code("collect_prompts"),
     shell:
-        "python {SCRIPTS}/collect_prompts.py --spec {params.spec:q} --code {params.code} --source {input:q}"
+        "python {SCRIPTS}/collect_prompts.py --spec {params.spec:q} --code {params.code}"
         " --train {output.train} --heldout {output.heldout} 2>&1 | tee {log}"
 
 

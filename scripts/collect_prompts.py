@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read prompts from a file and split them by conversation.
+"""Read prompts from their sources, mix them by weight, and split them by conversation.
 
-python scripts/collect_prompts.py --spec '{"train": 400, "heldout": 48, "seed": 0, "max_model_len": 512}' \\
-    --source P.jsonl --train train.jsonl --heldout heldout.jsonl
+python scripts/collect_prompts.py --train train.jsonl --heldout heldout.jsonl --spec '{"train": 400, "heldout": 48,
+    "seed": 0, "max_model_len": 512, "sources": [{"source": "p.jsonl", "weight": 1, "field": null, "rows": null}]}'
 """
 
 import logging
@@ -12,19 +12,22 @@ from pilotfish import cli, files, prompts
 
 def main() -> None:
     made = cli.parser(__doc__)
-    cli.path_argument(made, "--source", "prompts or conversations, in any of the shapes of prompts.path")
     cli.path_argument(made, "--train", "prompts to train on")
     cli.path_argument(made, "--heldout", "prompts to evaluate on")
     arguments = made.parse_args()
     spec = cli.spec_of(arguments)
-    found = prompts.read(arguments.source, spec["max_model_len"])
-    splits = prompts.split(found, spec["train"], spec["heldout"], spec["seed"])
+    sources = spec["sources"]
+    read = [
+        prompts.read(f"prompts.sources.{number}", source, spec["max_model_len"])
+        for number, source in enumerate(sources)
+    ]
+    weights = [source["weight"] for source in sources]
+    splits = prompts.split(prompts.together(read), spec["train"], spec["heldout"], spec["seed"], weights)
     files.write_jsonl(arguments.train, splits["train"])
     files.write_jsonl(arguments.heldout, splits["heldout"])
-    logging.info(
-        "%d prompts read; %d to train on, %d held out",
-        len(found), len(splits["train"]), len(splits["heldout"]),
-    )  # fmt: skip
+    for number, (source, found) in enumerate(zip(sources, read, strict=True)):
+        logging.info("prompts.sources.%d, %s: %d prompts", number, source["source"], len(found))
+    logging.info("%d to train on, %d held out", len(splits["train"]), len(splits["heldout"]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, Quietness, ResourceSettings
 
-from pilotfish import files, samples, shards
+from pilotfish import files, prompts, samples, shards
 from pilotfish.shards import RowStates
 
 HIDDEN = 64
@@ -51,6 +51,16 @@ def response(row: int, prompt: list[int], generated: list[int]) -> dict:
 
 
 PROBED = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) for row in range(4)]
+
+
+def source_of(path: Path, **more: object) -> dict:
+    """A file as a source of prompts, as its rule hands it over."""
+    return {"source": str(path), **dict.fromkeys(("field", "split", "config", "revision", "rows")), **more}
+
+
+def read_prompts(path: Path, max_model_len: int) -> list[dict]:
+    """All prompts of a file."""
+    return prompts.read("prompts.sources.0", source_of(path), max_model_len)
 
 
 def captured_folder(folder: Path, ids: dict[int, list[int]], layers: Sequence[int] = LAYERS) -> Path:

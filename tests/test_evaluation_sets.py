@@ -109,7 +109,7 @@ def test_a_row_that_is_no_prompt_is_an_error_with_its_line_and_the_cure(tmp_path
 
 def test_without_a_field_rows_are_like_the_training_prompts(tmp_path: Path):
     path = write(tmp_path / "p.jsonl", [{"id": 1, "words": "Hello."}])
-    assert f'{path}, line 1: `messages` is missing, empty or not a list; each line needs {{"id":' in complaint(path, 1)
+    assert f'{path}, line 1: `messages` is missing, empty or not a list; each row needs {{"id":' in complaint(path, 1)
 
 
 def test_too_few_prompts_are_an_error_with_both_numbers(questions: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CONFIG, changed
-from helpers import captured_folder, random_ids, response
+from helpers import captured_folder, random_ids, read_prompts, response
 from pilotfish import evaluation_sets, files, layers, prompts, reuse, settings, shards, work
 from pilotfish.adoption import Adoption
 from pilotfish.journal import Journal
@@ -26,7 +26,7 @@ from workspace import (
     Workspace,
 )  # fmt: skip
 
-SOURCE = CONFIG["prompts"]["path"]
+SOURCE = CONFIG["prompts"]["sources"][0]["source"]
 ROWS = {"train": 640, "heldout": 48, "humaneval": 16}
 NONE = dict.fromkeys(ROWS, 0)  # answered once more, none of them by an engine
 EVERY_RULE = {"prepare_target"} | ALL_PROMPTS
@@ -140,7 +140,7 @@ def asked(workspace: Workspace, config: dict) -> dict[str, list[dict]]:
     """The prompts of each split, as the workflow would collect them."""
     chosen = settings.load(config)
     longest, seed = chosen.engine.max_model_len, chosen.seed
-    found = prompts.read(workspace.root / SOURCE, longest)
+    found = read_prompts(workspace.root / SOURCE, longest)
     sets = {name: each for name, each in chosen.evaluation.sets.items() if each.source}
     return prompts.split(found, chosen.prompts.train, chosen.prompts.heldout, seed) | {
         name: evaluation_sets.collect(name, {**each.model_dump(), "seed": seed, "max_model_len": longest})

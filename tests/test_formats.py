@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from helpers import read_prompts
 from pilotfish import formats, prompts, sources
 from pilotfish.errors import UserError
 
@@ -103,7 +104,7 @@ NAMES = ["p.jsonl", "p.ndjson", "p.jsonl.gz", "p.jsonl.zst", "p.json", "p.json.g
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_file_gives_the_same_prompts(tmp_path: Path, name: str):
-    assert prompts.read(write(tmp_path / name, ROWS), 640) == ROWS
+    assert read_prompts(write(tmp_path / name, ROWS), 640) == ROWS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +112,7 @@ def test_a_bad_row_is_named_by_file_and_number_whatever_the_file(tmp_path: Path,
     path = write(tmp_path / name, [*ROWS[:1200], {"id": "x", "messages": said(" ")}])
     unit = "row" if ".json" in path.suffixes or path.suffix == ".parquet" else "line"
     with pytest.raises(UserError, match=rf"{path}, {unit} 1201: message 1 has empty"):
-        prompts.read(path, 640)
+        read_prompts(path, 640)
 
 
 @pytest.mark.parametrize("name", NAMES[2:])
@@ -119,7 +120,7 @@ def test_a_file_cut_short_is_an_error_with_its_name_and_the_cure(tmp_path: Path,
     path = write(tmp_path / name, ROWS)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match=rf"{path}.*(copy the whole file again|mend it)"):
-        prompts.read(path, 640)
+        read_prompts(path, 640)
 
 
 @pytest.mark.parametrize("name", NAMES[2:])
@@ -128,7 +129,7 @@ def test_any_bytes_are_prompts_or_an_error_with_the_file_s_name(tmp_path: Path, 
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=str(path)):
-        prompts.read(path, 640)
+        read_prompts(path, 640)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conftest import CONFIG, changed, copy_workflow
-from helpers import execute
+from helpers import execute, read_prompts
 from hostile import VALUES, at, damaged, fuzzed, places, settled, with_value
 from pilotfish import evaluation_sets, files, prompts, settings
 from pilotfish.errors import UserError
@@ -36,7 +36,7 @@ LINES = (
 def test_any_prompt_file_gives_right_prompts_or_an_error_with_its_name(tmp_path: Path, content: bytes):
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
-    found = settled(lambda: prompts.read(path, LONGEST), path)
+    found = settled(lambda: read_prompts(path, LONGEST), path)
     if found is not None:
         assert all(prompts.fault(each) is None for each in found)
         assert len({each["id"] for each in found}) == len(found)
@@ -87,7 +87,7 @@ def test_a_journal_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path)
 def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
-        prompts.read(path, LONGEST)
+        read_prompts(path, LONGEST)
     return str(error.value)
 
 
@@ -142,7 +142,7 @@ def test_a_million_turns_are_refused_in_a_line_that_can_be_read(tmp_path: Path):
 def test_nul_within_a_text_is_text(tmp_path: Path):
     row = {"id": "a\0b", "messages": [{"role": "user", "content": "a\0b"}]}
     (tmp_path / "p.jsonl").write_text(json.dumps(row), encoding="utf-8")
-    assert prompts.read(tmp_path / "p.jsonl", LONGEST) == [row]
+    assert read_prompts(tmp_path / "p.jsonl", LONGEST) == [row]
 
 
 @pytest.mark.parametrize("part", ["²-of-3", "3-of-3", "-1-of-3", "0-of-0", "9" * 5000 + "-of-3", "a\0", "1-of-3\n", ""])
@@ -197,8 +197,11 @@ def bomb() -> list:
         (changed(prompts__train=10**20), "prompts.train: beyond 1,000,000,000,000; no number here is as large"),
         (changed(seed=10**5000), "seed: beyond 1,000,000,000,000"),
         (changed(responses__parts=10**9), "responses.parts: Input should be less than or equal to 99999"),
-        (changed(prompts__path="a\0b"), "prompts.path: with a control character ('a\\x00b'); remove it"),
-        (changed(prompts__path="\ud800"), "prompts.path: with half of a surrogate pair"),
+        (
+            changed(prompts__sources=[{"source": "a\0b"}]),
+            "prompts.sources.0.source: with a control character ('a\\x00b'); remove it",
+        ),
+        (changed(prompts__sources=[{"source": "\ud800"}]), "prompts.sources.0.source: with half of a surrogate pair"),
         (changed(target__source="x" * (LONGEST_TEXT + 1)), "target.source: of 10,001 characters; no text here needs"),
         (changed(responses__chat_template_kwargs=endless()), "mappings or lists more than 20 deep; write it flatter"),
         (changed(responses__chat_template_kwargs={"a": bomb()}), f"more than {MOST_VALUES:,} values up to here"),
@@ -230,7 +233,7 @@ def test_nothing_of_a_data_file_or_its_name_reaches_a_shell(tmp_path: Path):
         for number, text in enumerate(HOSTILE)
     ]
     files.write_jsonl(source, rows)
-    config = changed(prompts__path=source.name, prompts__train=len(rows) - 1, prompts__heldout=1)
+    config = changed(prompts__sources=[{"source": source.name}], prompts__train=len(rows) - 1, prompts__heldout=1)
     config["evaluation"]["sets"] = {"heldout": {"prompts": 1}}
     files.write_json(root / "my.json", config)
     lines = {job.rule.name: job.shellcmd for job in execute(root, root / "my.json", "dryrun", forceall=True).jobs}

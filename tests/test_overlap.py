@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import read_prompts
 from pilotfish import evaluation_sets, overlap, prompts
 from pilotfish.errors import UserError
 from pilotfish.overlap import Comparison, EvaluationPrompts, NearDuplicates
@@ -124,7 +125,7 @@ def test_a_repeated_text_names_both_rows_and_the_cure():
     assert complaint(compared(rows)) == (
         "1 prompt(s) stand twice, or on both sides of the split:\n"
         f"  {TRAIN}, row 2 (id 'c') repeats the text of {TRAIN}, row 0 (id 'a'); "
-        "remove one of the two from the file of prompts.path"
+        "remove one of the two from prompts.sources"
     )
 
 
@@ -157,7 +158,7 @@ def test_a_repeat_is_refused_within_any_file(split: str):
 def test_a_training_prompt_that_says_what_a_set_of_another_source_says_is_to_be_removed(text: str, found: str):
     message = complaint(compared([prompt("b", "Say hello."), prompt("c", text)], fresh=[prompt("a", QUESTION)]))
     assert f"{TRAIN}, row 1 (id 'c') {found} {FRESH}, row 0 (id 'a')" in message
-    assert message.endswith("; remove the former from the file of prompts.path")
+    assert message.endswith("; remove the former from prompts.sources")
 
 
 def test_ids_and_conversations_of_another_source_mean_nothing_beside_those_of_training():
@@ -171,7 +172,7 @@ def test_a_repeat_within_either_source_names_the_source_to_mend():
     assert f"{FRESH}, row 1 (id 'b') repeats the text of {FRESH}, row 0 (id 'a'); " in within
     assert within.endswith(f"remove one of the two from {SETTING}.source")
     trained = complaint(compared(twice, fresh=[prompt("a", QUESTION)]))
-    assert trained.endswith(f"{TRAIN}, row 0 (id 'a'); remove one of the two from the file of prompts.path")
+    assert trained.endswith(f"{TRAIN}, row 0 (id 'a'); remove one of the two from prompts.sources")
 
 
 def test_an_id_that_training_and_evaluation_share_is_refused():
@@ -266,7 +267,7 @@ def test_texts_without_a_word_are_compared_by_their_signs():
 def test_the_projects_own_prompts_say_nothing_of_human_eval():
     path = Path(__file__).resolve().parents[1] / "config" / "prompts" / "python_stdlib.jsonl"
     spec = {"source": "package:human-eval", "field": None, "prompts": 164, "seed": 0, "max_model_len": 640}
-    comparison = compared(prompts.read(path, 640), fresh=evaluation_sets.collect("humaneval", spec))
+    comparison = compared(read_prompts(path, 640), fresh=evaluation_sets.collect("humaneval", spec))
     comparison.refuse(TRAIN, 1.0)
     assert comparison.statistics()["largest_jaccard"] < 0.1
     assert comparison.statistics()["largest_containment"] == 0
@@ -275,7 +276,7 @@ def test_the_projects_own_prompts_say_nothing_of_human_eval():
 @pytest.mark.parametrize("seed", range(10))
 def test_the_projects_own_prompts_give_no_false_alarm(seed: int):
     path = Path(__file__).resolve().parents[1] / "config" / "prompts" / "python_stdlib.jsonl"
-    chosen = prompts.split(prompts.read(path, 512), 640, 48, seed)
+    chosen = prompts.split(read_prompts(path, 512), 640, 48, seed)
     comparison = compared(chosen["train"], chosen["heldout"])
     comparison.refuse(TRAIN, 0.01)
     found = comparison.statistics()

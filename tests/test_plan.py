@@ -220,9 +220,9 @@ def test_the_file_of_a_set_that_is_not_there_stops_the_plan(workspace: Workspace
 
 
 def test_a_prompt_file_that_is_not_there_stops_the_plan(workspace: Workspace):
-    config = changed(prompts__path="config/prompts/mine.jsonl")
+    config = changed(prompts__sources=[{"source": "config/prompts/mine.jsonl"}])
     with pytest.raises(
-        WorkflowError, match=r"prompts\.path: no file 'config/prompts/mine\.jsonl' in .*; check the path"
+        WorkflowError, match=r"prompts\.sources\.0\.source: no file 'config/prompts/mine\.jsonl' in .*; check the path"
     ):
         workspace.reruns(config)
 

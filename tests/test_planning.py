@@ -42,7 +42,7 @@ def planned(config: dict, target: dict, prompt: float, response: float, hardware
 def real_run(drafter: dict, rows: int) -> dict:
     """A configuration for `rows` training rows and next to none else."""
     return changed(
-        prompts={"path": "prompts.jsonl", "train": rows, "heldout": 1},
+        prompts={"sources": [{"source": "prompts.jsonl"}], "train": rows, "heldout": 1},
         drafters={"drafter": drafter},
         responses={"max_tokens": 16_384},
         evaluation={"sets": {"heldout": {"prompts": 1}}, "max_tokens": 128},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import read_prompts
 from pilotfish import prompts
 from pilotfish.errors import UserError
 
@@ -65,7 +66,7 @@ def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
         {"id": 7, "messages": messages("user"), "license": "MIT"},
         {"id": "b", "messages": messages("user"), "conversation": 3},
     )
-    assert prompts.read(path, LONGEST) == [
+    assert read_prompts(path, LONGEST) == [
         {"id": "7", "messages": messages("user")},
         {"id": "b", "messages": messages("user"), "conversation": "3"},
     ]
@@ -74,9 +75,9 @@ def test_ids_become_text_and_further_keys_are_left_behind(tmp_path: Path):
 def test_a_prompt_of_the_wrong_shape_is_an_error_with_line_and_cure(tmp_path: Path):
     path = write(tmp_path / "p.jsonl", {"id": 1, "messages": messages("user")}, {"id": 2, "words": "x"})
     with pytest.raises(UserError) as error:
-        prompts.read(path, LONGEST)
+        read_prompts(path, LONGEST)
     assert str(error.value).startswith(f"{path}, line 2: `messages` is missing")
-    assert 'each line needs {"id": ..., "messages":' in str(error.value)
+    assert 'each row needs {"id": ..., "messages":' in str(error.value)
 
 
 @pytest.mark.parametrize("again", ["1", 1])
@@ -84,19 +85,19 @@ def test_a_repeated_id_names_both_lines(tmp_path: Path, again: object):
     rows = [{"id": identifier, "messages": messages("user")} for identifier in (1, 2, again)]
     path = write(tmp_path / "p.jsonl", *rows)
     with pytest.raises(UserError, match=r"line 3: id '1' was used before, by .*p\.jsonl, line 1"):
-        prompts.read(path, LONGEST)
+        read_prompts(path, LONGEST)
 
 
 def test_a_file_without_prompts_is_an_error(tmp_path: Path):
-    with pytest.raises(UserError, match="no prompts in it; each line needs"):
-        prompts.read(write(tmp_path / "p.jsonl"), LONGEST)
+    with pytest.raises(UserError, match="no prompts in it; each row needs"):
+        read_prompts(write(tmp_path / "p.jsonl"), LONGEST)
 
 
 def test_a_lone_surrogate_which_no_file_can_hold_is_an_error_with_its_line(tmp_path: Path):
     good = {"id": 1, "messages": messages("user")}
     path = write(tmp_path / "p.jsonl", good, {"id": 2, "messages": messages("user=half an emoji \ud83d")})
     with pytest.raises(UserError, match="line 2"):
-        prompts.read(path, LONGEST)
+        read_prompts(path, LONGEST)
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
@@ -104,7 +105,7 @@ def test_lines_may_end_as_on_any_system(tmp_path: Path, more: bytes):
     rows = [{"id": str(n), "messages": messages(f"user=line {n}\nand another")} for n in range(3)]
     path = write(tmp_path / "p.jsonl", *rows)
     path.write_bytes(path.read_bytes().replace(b"\n", more))
-    assert prompts.read(path, LONGEST) == rows
+    assert read_prompts(path, LONGEST) == rows
 
 
 @pytest.mark.parametrize(("text", "size"), [("a", 1601), ("é", 1602)])
@@ -115,7 +116,7 @@ def test_a_prompt_far_longer_than_the_context_is_an_error_with_its_line_and_the_
     content = text * (size // len(text.encode()))
     path = write(tmp_path / "p.jsonl", good, {"id": 2, "messages": messages(f"user={content}")})
     with pytest.raises(UserError) as error:
-        prompts.read(path, LONGEST)
+        read_prompts(path, LONGEST)
     assert str(error.value) == (
         f"{path}, line 2: {size:,} bytes of text are too many for engine.max_model_len = 100 tokens; "
         "shorten or remove the prompt, or raise the setting"
@@ -125,7 +126,7 @@ def test_a_prompt_far_longer_than_the_context_is_an_error_with_its_line_and_the_
 def test_all_turns_count_towards_the_length(tmp_path: Path):
     turns = messages("user=" + "a" * 800, "assistant=" + "b" * 800, "user=c")
     with pytest.raises(UserError, match="line 1: 1,601 bytes"):
-        prompts.read(write(tmp_path / "p.jsonl", {"id": 1, "messages": turns}), LONGEST)
+        read_prompts(write(tmp_path / "p.jsonl", {"id": 1, "messages": turns}), LONGEST)
 
 
 def test_the_users_text_is_that_of_all_turns_of_the_user():
@@ -135,7 +136,7 @@ def test_the_users_text_is_that_of_all_turns_of_the_user():
 
 def test_a_null_conversation_is_none(tmp_path: Path):
     rows = [{"id": n, "messages": messages(f"user={n}"), "conversation": None} for n in range(2)]
-    first, second = prompts.read(write(tmp_path / "p.jsonl", *rows), LONGEST)
+    first, second = read_prompts(write(tmp_path / "p.jsonl", *rows), LONGEST)
     assert prompts.conversation_key(first) != prompts.conversation_key(second)
     assert prompts.conversation_key(rows[0]) == prompts.conversation_key(first)
 
@@ -220,3 +221,44 @@ def test_parts_cover_every_row_once_and_are_nearly_equal(total: int, parts: int)
     ranges = [prompts.part_rows(total, f"{number:05d}-of-{parts:05d}") for number in range(parts)]
     assert [row for rows in ranges for row in rows] == list(range(total))
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+
+def of_sources(*sizes: int) -> list[dict]:
+    """Prompts of several sources, which use the same ids."""
+    return prompts.together([
+        [{"id": str(n), "messages": messages(f"user={source} {n}")} for n in range(size)]
+        for source, size in enumerate(sizes)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 0.001)])
+def test_several_sources_are_mixed_by_weight_and_their_ids_kept_apart(weights: tuple[float, float]):
+    chosen = prompts.split(of_sources(100, 100), 60, 20, seed=0, weights=weights)
+    for name, rows in (("train", 60), ("heldout", 20)):
+        counted = [sum(row["id"].startswith(f"{source}/") for row in chosen[name]) for source in (0, 1)]
+        assert counted == prompts.shares(rows, weights)
+    ids = [row["id"] for rows in chosen.values() for row in rows]
+    assert len(set(ids)) == 80
+    assert all(row.keys() == {"id", "messages"} for rows in chosen.values() for row in rows)
+
+
+def test_of_one_source_ids_stay_what_they_are():
+    assert prompts.split(of_sources(30), 20, 5, seed=0)["train"][0]["id"].isdigit()
+
+
+def test_a_conversation_of_one_source_has_nothing_to_do_with_one_of_another():
+    read = [[{"id": "a", "conversation": "x", "messages": messages("user")}] for _ in range(2)]
+    assert [prompt["conversation"] for prompt in prompts.together(read)] == ["0/x", "1/x"]
+
+
+def test_a_source_that_is_too_small_for_its_weight_is_named():
+    with pytest.raises(UserError, match=r"prompts\.sources\.1 has too few for its weight\); add prompts or lower"):
+        prompts.split(of_sources(100, 10), 60, 20, seed=0, weights=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "each"),
+    [(10, (1,), [10]), (10, (1, 1), [5, 5]), (10, (2, 1), [7, 3]), (1, (1, 1, 1), [1, 0, 0]), (7, (0.5, 0.5), [4, 3])],
+)
+def test_shares_are_whole_and_add_up(total: int, weights: tuple, each: list[int]):
+    assert prompts.shares(total, weights) == each

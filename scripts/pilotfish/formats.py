@@ -4,7 +4,7 @@
 Of a conversation all turns but the last answer are kept: that one is the target's to give.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 IDS = ("id", "prompt_id", "question_id", "conversation_id", "uuid")
 TEXTS = ("prompt", "question", "instruction", "query")  # columns that hold a prompt as plain text
@@ -23,8 +23,11 @@ def prompt_of(row: dict, number: int) -> dict:
     `number` is the id of a row that has none of IDS.
     """
     turns = next((made for shape in SHAPES if (made := shape(row)) is not None), None)
-    if turns is None:
-        return row
+    return row if turns is None else prompt(turns, row, number)
+
+
+def prompt(turns: object, row: dict, number: int) -> dict:
+    """The prompt of a row whose turns are known; `prompts.fault` says if they are none."""
     named = next((row[key] for key in IDS if isinstance(row.get(key), str | int)), number)
     found = {"id": named, "messages": _unanswered(turns)}
     if isinstance(row.get("conversation"), str | int):
@@ -32,8 +35,8 @@ def prompt_of(row: dict, number: int) -> dict:
     return found
 
 
-def _unanswered(turns: list) -> list:
-    last = turns[-1] if turns else None
+def _unanswered(turns: object) -> object:
+    last = turns[-1] if isinstance(turns, list) and turns else None
     return turns[:-1] if isinstance(last, dict) and last.get("role") == "assistant" else turns
 
 
@@ -71,16 +74,17 @@ def _spec_bench(row: dict) -> list | None:
 def _alpaca(row: dict) -> list | None:
     if not (isinstance(row.get("instruction"), str) and isinstance(row.get("input"), str)):
         return None
-    return _asked(part for part in (row["instruction"], row["input"]) if part.strip())
+    return asked("\n\n".join(part for part in (row["instruction"], row["input"]) if part.strip()))
 
 
 def _text(row: dict) -> list | None:
     text = next((row[key] for key in TEXTS if isinstance(row.get(key), str)), None)
-    return None if text is None else _asked([text])
+    return None if text is None else asked(text)
 
 
-def _asked(parts: Iterable[str]) -> list[dict]:
-    return [{"role": "user", "content": "\n\n".join(parts)}]
+def asked(said: object) -> object:
+    """A text as one turn of the user; what is no text, messages perhaps, as it is."""
+    return [{"role": "user", "content": said}] if isinstance(said, str) else said
 
 
 SHAPES: tuple[Callable[[dict], list | None], ...] = (

@@ -133,7 +133,7 @@ class Place(NamedTuple):
 class Comparison:
     """Compares a run's prompts, one by one: first those to evaluate on, then those to train on.
 
-    Both sides were split from the file of prompts.path, unless `setting` names the evaluation set that has a source
+    Both sides were split from prompts.sources, unless `setting` names the evaluation set that has a source
     of its own: then ids and conversations of the two sides have nothing to do with each other, only texts have.
     Holds no text of the training prompts, but about 3 KB for each: its place under its id, conversation and
     text, and its sketch.
@@ -180,7 +180,7 @@ class Comparison:
             worst = ", ".join(f"row {row} ({count} times)" for row, count in self._nearly.most_common(SHOWN))
             raise UserError(
                 f"{train}: {nearly} of {self._trained} prompts nearly repeat an earlier one, most often {worst}; "
-                "remove some from the file of prompts.path, give those that belong together the same "
+                "remove some from prompts.sources, give those that belong together the same "
                 f"`conversation`, or raise prompts.max_near_duplicates ({max_near_duplicates})"
             )
 
@@ -211,8 +211,8 @@ class Comparison:
     def _cure(self, place: Place, other: Place) -> str:
         """What to remove from which source, where a prompt says what an earlier one says."""
         if self._setting and place.path != other.path:
-            return "remove the former from the file of prompts.path"
-        source = f"{self._setting}.source" if self._setting and not self._trained else "the file of prompts.path"
+            return "remove the former from prompts.sources"
+        source = f"{self._setting}.source" if self._setting and not self._trained else "prompts.sources"
         return f"remove one of the two from {source}"
 
     def _parted(self, place: Place, first: Place) -> str | None:

@@ -3,8 +3,8 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from pilotfish import sources
 from pilotfish.errors import UserError
@@ -13,10 +13,6 @@ ROLES = ("system", "user", "assistant")
 BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
 LONGEST_ID = 500  # characters
 SHOWN = 6  # roles in an error
-CURE = (
-    'each line needs {"id": ..., "messages": [{"role": "user", "content": "..."}]}, or is of another shape that the '
-    "README names"
-)
 
 
 def fault(prompt: dict) -> str | None:
@@ -48,12 +44,28 @@ def _names(value: object) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def read(path: Path, max_model_len: int) -> list[dict]:
-    """All prompts of a file, as `checked` gives them; places in errors are the file and line."""
-    found = checked(sources.prompts(path), max_model_len, CURE)
+def read(setting: str, spec: Mapping, max_model_len: int) -> list[dict]:
+    """All prompts of a source, as `checked` gives them; of a hub's dataset its first `rows`."""
+    rows = islice(sources.prompts(setting, spec), spec["rows"])
+    cure = sources.cure(setting, spec)
+    found = checked(rows, max_model_len, cure)
     if not found:
-        raise UserError(f"{path}: no prompts in it; {CURE}")
+        raise UserError(f"{spec['source']}: no prompts in it; {cure}")
     return found
+
+
+def together(read: Sequence[list[dict]]) -> list[dict]:
+    """The prompts of several sources, each with the number of its `source`.
+
+    Ids and conversations of different sources have nothing to do with each other: of more than one source they get its
+    number in front.
+    """
+    marked = []
+    for source, found in enumerate(read):
+        for prompt in found:
+            names = {key: f"{source}/{prompt[key]}" for key in ("id", "conversation") if key in prompt}
+            marked.append({**prompt, **(names if len(read) > 1 else {}), "source": source})
+    return marked
 
 
 def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str) -> list[dict]:
@@ -100,29 +112,47 @@ def shuffled(keys: Iterable[str], seed: int) -> list[str]:
     return sorted(keys, key=lambda key: hashlib.sha256(f"{seed}\n{key}".encode()).digest())
 
 
-def split(prompts: list[dict], train: int, heldout: int, seed: int) -> dict[str, list[dict]]:
+def split(
+    prompts: list[dict], train: int, heldout: int, seed: int, weights: Sequence[float] = (1.0,)
+) -> dict[str, list[dict]]:
     """Split by conversation into `heldout` and `train`, in an order that only seed and content decide.
 
-    Splits get exactly the rows asked for: where a conversation is longer than what is left to fill, its
-    last rows go to neither side. Raises UserError when the prompts run out.
+    Splits get exactly the rows asked for, of each source (a prompt's `source` is its place in `weights`) its share:
+    where a conversation is longer than what is left to fill, its last rows go to neither side. Raises UserError when
+    the prompts run out.
     """
     groups: dict[str, list[dict]] = {}
     for prompt in prompts:
         groups.setdefault(conversation_key(prompt), []).append(prompt)
     chosen: dict[str, list[dict]] = {"heldout": [], "train": []}
-    wanted = {"heldout": heldout, "train": train}
+    room = {name: shares(rows, weights) for name, rows in (("heldout", heldout), ("train", train))}
     for key in shuffled(groups, seed):
         for name, rows in chosen.items():
-            if len(rows) < wanted[name]:
-                rows.extend(groups[key][: wanted[name] - len(rows)])
+            before = len(rows)
+            for prompt in groups[key]:
+                if room[name][source := prompt.get("source", 0)]:
+                    room[name][source] -= 1
+                    rows.append({key: value for key, value in prompt.items() if key != "source"})
+            if len(rows) > before:
                 break
-    short = {name: len(chosen[name]) for name in chosen if len(chosen[name]) < wanted[name]}
-    if short:
+    lacking = [source for source in range(len(weights)) if any(left[source] for left in room.values())]
+    if lacking:
+        short = {name: len(rows) for name, rows in chosen.items()}
+        named = f"; prompts.sources.{lacking[0]} has too few for its weight" if len(weights) > 1 else ""
         raise UserError(
             f"{len(prompts)} prompts are too few for prompts.train = {train} and prompts.heldout = {heldout} "
-            f"split by conversation (got {short}); add prompts or lower the numbers"
+            f"split by conversation (got {short}{named}); add prompts or lower the numbers"
         )
     return chosen
+
+
+def shares(total: int, weights: Sequence[float]) -> list[int]:
+    """`total` in whole numbers that are to each other as the weights, those with the largest remainders rounded up."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    found = [int(each) for each in exact]
+    for place in sorted(range(len(weights)), key=lambda place: found[place] - exact[place])[: total - sum(found)]:
+        found[place] += 1
+    return found
 
 
 def part_rows(total: int, part: str) -> range:

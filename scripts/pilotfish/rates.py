@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pilotfish import files, planning, sources
+from pilotfish import files, planning
+from pilotfish import sources as prompt_sources
 from pilotfish.errors import UserError
 from pilotfish.facts import PACKAGE_PREFIX, Facts
 from pilotfish.planning import DTYPE_BYTES, Length, Rate, Rates
@@ -303,9 +304,9 @@ def _length(split: str, settings: Settings, runs: list[Run]) -> Length:
             text = f"{prompt:.0f} + {response:.0f} tokens a row, measured in run {run.name}"
             return Length(prompt, response, text)
     response = min(settings.responses.max_tokens, LONGEST_MEAN)
-    chosen = settings.evaluation.sets.get(split)
-    path = chosen.file if chosen and chosen.source else None if chosen and split != "heldout" else settings.prompts.path
-    letters = _letters(Path(path)) if path else None
+    own = settings.evaluation.sets.get(split)
+    sources = [(own, 1.0)] if own and own.source else [(each, each.weight) for each in settings.prompts.sources]
+    letters = _letters([(chosen.model_dump(), weight) for chosen, weight in sources if chosen.file])
     if letters is None:
         prompt, where = PROMPT_LENGTH, "assumed"
     else:
@@ -313,14 +314,18 @@ def _length(split: str, settings: Settings, runs: list[Run]) -> Length:
     return Length(prompt, response, f"{prompt:.0f} tokens a prompt, {where}; {response} an answer, assumed")
 
 
-def _letters(path: Path) -> float | None:
-    """Mean letters of the prompts at the start of a file; None where nothing can be read."""
-    lengths: list[int] = []
-    with suppress(UserError):  # the run itself will say what is wrong with it
-        for _, prompt in islice(sources.prompts(path), SAMPLED):
-            with suppress(KeyError, TypeError):
-                lengths.append(sum(len(str(each["content"])) for each in prompt["messages"]))
-    return sum(lengths) / len(lengths) if lengths else None
+def _letters(weighted: list[tuple[dict, float]]) -> float | None:
+    """Mean letters of the prompts at the start of files, by weight; None where nothing can be read."""
+    found: list[tuple[float, float]] = []
+    for source, weight in weighted:
+        lengths: list[int] = []
+        with suppress(UserError):  # the run itself will say what is wrong with it
+            for _, prompt in islice(prompt_sources.prompts("", source), SAMPLED):
+                with suppress(KeyError, TypeError):
+                    lengths.append(sum(len(str(each["content"])) for each in prompt["messages"]))
+        if lengths:
+            found.append((sum(lengths) / len(lengths), weight))
+    return sum(mean * weight for mean, weight in found) / sum(weight for _, weight in found) if found else None
 
 
 def _seconds(path: Path) -> float:
