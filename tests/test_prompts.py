@@ -3,11 +3,13 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
+import datasets
 import pytest
 
-from helpers import read_prompts
+from helpers import read_prompts, source_of
 from pilotfish import prompts
 from pilotfish.errors import UserError
 
@@ -262,3 +264,19 @@ def test_a_source_that_is_too_small_for_its_weight_is_named():
 )
 def test_shares_are_whole_and_add_up(total: int, weights: tuple, each: list[int]):
     assert prompts.shares(total, weights) == each
+
+
+def test_of_a_hub_dataset_the_first_rows_are_read_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    fetched = []
+
+    def load_dataset(*arguments: object, **options: object) -> Iterator[dict]:
+        for number in range(1000):
+            fetched.append((arguments, options))
+            yield {"prompt_id": "not a number", "messages": [*messages(f"user={number}"), *messages("assistant=Hi")]}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    spec = source_of(Path("hub:some/data"), split="train", revision="a" * 40, rows=30)
+    found = prompts.read("prompts.sources.0", spec, LONGEST)
+    assert found == [{"id": str(number), "messages": messages(f"user={number}")} for number in range(30)]
+    assert len(fetched) == 30
+    assert fetched[0] == (("some/data", None), {"split": "train", "revision": "a" * 40, "streaming": True})
