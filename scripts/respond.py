@@ -23,6 +23,7 @@ from pilotfish import (
     prompts,
     reuse,
     shards,
+    turns,
     work,
 )
 from pilotfish.errors import UserError
@@ -90,29 +91,37 @@ def _respond(arguments, spec: dict, rows: list[dict], part: range, journal: Jour
         line += engine.capture_arguments(journal.layers, journal.incoming)
 
     def attempt() -> None:
-        missing = [row for row in part if row not in journal.done]
-        if not missing:
+        if all(row in journal.done for row in part):
             return
         beat.stage("starting the engine", engine.start_limit(options))
         with engine.Engine(line, options, arguments.engine_log) as server:
             beat.stage("answering")
-            asyncio.run(_bulk(server, options, spec, rows, missing, journal, beat))
+            asyncio.run(_bulk(server, options, spec, rows, part, journal, beat))
 
     engine.restarting(options["restarts"], attempt)
 
 
-async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: list[int], journal, beat) -> None:
+async def _bulk(server, options: dict, spec: dict, rows: list[dict], part: range, journal, beat) -> None:
+    missing = [row for row in part if row not in journal.done]
     api = generation.client(server)
     transfer = {"include_output_tokens": True} if journal.layers else None
+
+    async def ask(messages: list[dict], row: int, back: int) -> str:
+        answer = await generation.chat(api, messages, _sampling(spec, row - back), transfer)
+        return answer["choices"][0]["message"]["content"] or ""
+
+    texts = {row: None if done["error"] else done["text"] or "" for row, done in journal.done.items()}
+    earlier = turns.Answers({row: rows[row] for row in part}, ask, texts)
 
     async def attempt(row: int) -> None:
         disk.check_room(journal.folder, 0)
         sampling = _sampling(spec, row)
         try:
-            answer = await generation.chat(api, rows[row]["messages"], sampling, transfer)
-        except generation.RowRefused as error:
+            answer = await generation.chat(api, await earlier.messages(row), sampling, transfer)
+        except (generation.RowRefused, turns.EarlierRefused) as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")
+            earlier.finished(row, None)
             return
         made = generation.response_row(row, rows[row], answer, sampling)
         name = ""
@@ -121,6 +130,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], missing: li
             await generation.take_states(states, (ids + made["token_ids"])[:-1], len(journal.layers))
             name = states.name
         journal.finish(made, name)
+        earlier.finished(row, made["text"] or "")
 
     async def do_row(row: int) -> None:
         await generation.with_retries(row, lambda: attempt(row), server)

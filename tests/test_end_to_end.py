@@ -19,7 +19,7 @@ import foreign
 from conftest import snakemake
 from faults import Scene
 from helpers import flip_bit, plan
-from pilotfish import engine, files, responses, samples, shards
+from pilotfish import engine, files, responses, samples, shards, turns
 from pilotfish.errors import UserError
 
 RUN = Path("results") / "tiny"
@@ -285,8 +285,11 @@ def test_sampled_answers_are_generated_without_capture(
     assert ["--kv-transfer-config" in line for line in lines] == [True, False]
 
 
-def respond_line(root: Path, output: Path, max_tokens: int) -> list[str]:
-    """`python scripts/respond.py ...` for one part of the held-out prompts, as the rule would write it."""
+HELDOUT = RUN / "prompts" / "heldout.jsonl"
+
+
+def respond_line(root: Path, output: Path, max_tokens: int, prompts: Path = HELDOUT, part: str = PARTS[0]) -> list[str]:
+    """`python scripts/respond.py ...` for one part of some prompts, as the rule would write it."""
     spec = {
         "trust_remote_code": False, "reasoning_parser": "deepseek_r1", "seed": 0,
         "sampling": {"max_tokens": max_tokens, "temperature": 0.0, "top_p": 1.0, "chat_template_kwargs": {}},
@@ -297,11 +300,30 @@ def respond_line(root: Path, output: Path, max_tokens: int) -> list[str]:
         "max_num_seqs": 4,
     }  # fmt: skip
     return [
-        sys.executable, "scripts/respond.py", "--spec", json.dumps(spec), "--part", PARTS[0],
-        "--target", str(RUN / "target" / "manifest.json"), "--prompts", str(RUN / "prompts" / "heldout.jsonl"),
+        sys.executable, "scripts/respond.py", "--spec", json.dumps(spec), "--part", part,
+        "--target", str(RUN / "target" / "manifest.json"), "--prompts", str(prompts),
         "--engine", json.dumps(options), "--capture-layers", '[["eagle3", [1, 2, 3]]]', "--output", str(output),
         "--captured", str(output.with_suffix(".captured")), "--engine-log", str(output.with_suffix(".log")),
     ]  # fmt: skip
+
+
+def test_the_target_answers_a_conversation_turn_by_turn(tiny_run: tuple[Path, str], tiny_target: Path, tmp_path: Path):
+    """Its own answer, without its reasoning, stands before the second turn, not that of the data."""
+    root, _ = tiny_run
+    first, second = (prompt["messages"][-1] for prompt in files.read_jsonl(root / HELDOUT)[:2])
+    conversation = {"id": "a", "messages": [first, {"role": "assistant", "content": "of the data"}, second]}
+    files.write_jsonl(tmp_path / "asked.jsonl", map(turns.unanswered, turns.expanded(conversation)))
+    line = respond_line(root, tmp_path / "part.jsonl", 64, tmp_path / "asked.jsonl", "00000-of-00001")
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = files.read_jsonl(tmp_path / "part.jsonl")
+    assert one["reasoning"] and one["text"]
+    template = AutoTokenizer.from_pretrained(tiny_target)
+    said = [first, {"role": "assistant", "content": one["text"]}, second]
+    for row, messages in ((one, said[:1]), (two, said)):
+        assert (
+            row["prompt_token_ids"] == template.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        )
 
 
 def test_a_job_that_is_killed_keeps_its_rows_and_takes_its_engine_along(tiny_run: tuple[Path, str], tmp_path: Path):

@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Iterator
 
-from pilotfish import formats, prompts, sources
+from pilotfish import formats, prompts, sources, turns
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ def collect(name: str, spec: dict) -> list[dict]:
         raise UserError(
             f"{setting}.prompts: {wanted} wanted, where {source} has {len(by_id)}; lower the number, or add prompts"
         )
+    if lacking := sum(map(turns.lacks_answers, found)):
+        logger.info("%s: of %d prompts the first turn alone is asked: their data have no answers", setting, lacking)
+    by_id = {key: turns.first(each) if turns.lacks_answers(each) else each for key, each in by_id.items()}
     chosen = list(by_id) if source.startswith(sources.HUB) else prompts.shuffled(by_id, spec["seed"])[:wanted]
     # A name of a conversation means nothing beside those of another source.
     return [{"id": identifier, "messages": by_id[identifier]["messages"]} for identifier in chosen]

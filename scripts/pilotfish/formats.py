@@ -6,6 +6,8 @@ Of a conversation all turns but the last answer are kept: that one is the target
 
 from collections.abc import Callable
 
+from pilotfish import turns
+
 IDS = ("id", "prompt_id", "question_id", "conversation_id", "uuid")
 TEXTS = ("prompt", "question", "instruction", "query")  # columns that hold a prompt as plain text
 ROLES = {
@@ -22,22 +24,22 @@ def prompt_of(row: dict, number: int) -> dict:
     turns), Spec-Bench's (`turns` of the user), Alpaca's (`instruction`, `input`) and a column of plain text (TEXTS).
     `number` is the id of a row that has none of IDS.
     """
-    turns = next((made for shape in SHAPES if (made := shape(row)) is not None), None)
-    return row if turns is None else prompt(turns, row, number)
+    found = next((made for shape in SHAPES if (made := shape(row)) is not None), None)
+    return row if found is None else prompt(found, row, number)
 
 
-def prompt(turns: object, row: dict, number: int) -> dict:
-    """The prompt of a row whose turns are known; `prompts.fault` says if they are none."""
+def prompt(messages: object, row: dict, number: int) -> dict:
+    """The prompt of a row whose messages are known; `prompts.fault` says if they are none."""
     named = next((row[key] for key in IDS if isinstance(row.get(key), str | int)), number)
-    found = {"id": named, "messages": _unanswered(turns)}
+    found = {"id": named, "messages": _unanswered(messages)}
     if isinstance(row.get("conversation"), str | int):
         found["conversation"] = row["conversation"]
     return found
 
 
-def _unanswered(turns: object) -> object:
-    last = turns[-1] if isinstance(turns, list) and turns else None
-    return turns[:-1] if isinstance(last, dict) and last.get("role") == "assistant" else turns
+def _unanswered(messages: object) -> object:
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return messages[:-1] if isinstance(last, dict) and last.get("role") == "assistant" else messages
 
 
 def _openai(row: dict) -> list | None:
@@ -45,9 +47,9 @@ def _openai(row: dict) -> list | None:
 
 
 def _sharegpt(row: dict) -> list | None:
-    for turns in (row.get("conversations"), row.get("conversation")):
-        if isinstance(turns, list) and turns and all(isinstance(each, dict) for each in turns):
-            return [_turn(each) for each in turns]
+    for said in (row.get("conversations"), row.get("conversation")):
+        if isinstance(said, list) and said and all(isinstance(each, dict) for each in said):
+            return [_turn(each) for each in said]
     return None
 
 
@@ -59,16 +61,20 @@ def _turn(turn: dict) -> dict:
 
 
 def _ultrachat(row: dict) -> list | None:
-    turns = row.get("data")
-    if not (isinstance(turns, list) and turns and all(isinstance(each, str) for each in turns)):
+    said = row.get("data")
+    if not (isinstance(said, list) and said and all(isinstance(each, str) for each in said)):
         return None
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(turns)]
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
 
 
 def _spec_bench(row: dict) -> list | None:
-    """Spec-Bench's and MT-Bench's: what the user says in each turn, without answers between."""
-    turns = row.get("turns")
-    return [{"role": "user", "content": text} for text in turns] if isinstance(turns, list) and turns else None
+    """Spec-Bench's and MT-Bench's: what the user says in each turn; the answers between are the target's to give."""
+    said = row.get("turns")
+    if not (isinstance(said, list) and said):
+        return None
+    answer = {"role": "assistant", "content": "", turns.ANEW: True}
+    asked_in_turn = [[{"role": "user", "content": text}, answer] for text in said]
+    return [message for pair in asked_in_turn for message in pair]
 
 
 def _alpaca(row: dict) -> list | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from pilotfish import sources
+from pilotfish import sources, turns
 from pilotfish.errors import UserError
 
 ROLES = ("system", "user", "assistant")
@@ -29,14 +29,19 @@ def fault(prompt: dict) -> str | None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return f"message {number} has no role among {', '.join(ROLES)}"
-        if not isinstance(message.get("content"), str) or not message["content"].strip():
+        content = message.get("content")
+        if not isinstance(content, str) or not (content.strip() or _is_anew(message)):
             return f"message {number} has empty or non-text `content`"
-    turns = [m["role"] for m in messages[1:]] if messages[0]["role"] == "system" else [m["role"] for m in messages]
-    if not turns or turns[-1] != "user" or turns != [("user", "assistant")[i % 2] for i in range(len(turns))]:
-        more = ", ..." if len(turns) > SHOWN else ""
-        found = ", ".join(turns[:SHOWN]) or "none"
+    roles = [message["role"] for message in messages[messages[0]["role"] == "system" :]]
+    if not roles or roles[-1] != "user" or roles != [("user", "assistant")[i % 2] for i in range(len(roles))]:
+        more = ", ..." if len(roles) > SHOWN else ""
+        found = ", ".join(roles[:SHOWN]) or "none"
         return f"roles must alternate user, assistant, ... and end with user (found {found}{more})"
     return None
+
+
+def _is_anew(message: dict) -> bool:
+    return message["role"] == "assistant" and message.get(turns.ANEW) is True
 
 
 def _names(value: object) -> bool:
@@ -130,6 +135,8 @@ def split(
         for name, rows in chosen.items():
             before = len(rows)
             for prompt in groups[key]:
+                if name == "heldout" and turns.lacks_answers(prompt):
+                    continue  # what is served must be a whole conversation
                 if room[name][source := prompt.get("source", 0)]:
                     room[name][source] -= 1
                     rows.append({key: value for key, value in prompt.items() if key != "source"})
