@@ -107,7 +107,7 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], part: range
     transfer = {"include_output_tokens": True} if journal.layers else None
 
     async def ask(messages: list[dict], row: int, back: int) -> str:
-        answer = await generation.chat(api, messages, _sampling(spec, row - back), transfer)
+        answer = await generation.chat(api, messages, _sampling(spec, row - back), transfer, rows[row].get("tools"))
         return answer["choices"][0]["message"]["content"] or ""
 
     texts = {row: None if done["error"] else done["text"] or "" for row, done in journal.done.items()}
@@ -117,7 +117,8 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], part: range
         disk.check_room(journal.folder, 0)
         sampling = _sampling(spec, row)
         try:
-            answer = await generation.chat(api, await earlier.messages(row), sampling, transfer)
+            messages, tools = await earlier.messages(row), rows[row].get("tools")
+            answer = await generation.chat(api, messages, sampling, transfer, tools)
         except (generation.RowRefused, turns.EarlierRefused) as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")

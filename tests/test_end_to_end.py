@@ -307,19 +307,28 @@ def respond_line(root: Path, output: Path, max_tokens: int, prompts: Path = HELD
     ]  # fmt: skip
 
 
-def test_the_target_answers_a_conversation_turn_by_turn(tiny_run: tuple[Path, str], tiny_target: Path, tmp_path: Path):
-    """Its own answer, without its reasoning, stands before the second turn, not that of the data."""
+def test_the_target_answers_a_conversation_turn_by_turn_and_tools_pass_through_its_template(
+    tiny_run: tuple[Path, str], tiny_target: Path, tmp_path: Path
+):
+    """Its own answer, without its reasoning, stands before the second turn; what tools were asked stays the data's."""
     root, _ = tiny_run
     first, second = (prompt["messages"][-1] for prompt in files.read_jsonl(root / HELDOUT)[:2])
+    tools = [{"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object"}}}]
+    calls = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    called = [first, {"role": "assistant", "content": "", "tool_calls": calls}]
+    called.append({"role": "tool", "tool_call_id": "c", "content": "7"})
     conversation = {"id": "a", "messages": [first, {"role": "assistant", "content": "of the data"}, second]}
-    files.write_jsonl(tmp_path / "asked.jsonl", map(turns.unanswered, turns.expanded(conversation)))
+    asked = [*map(turns.unanswered, turns.expanded(conversation)), {"id": "b", "messages": called, "tools": tools}]
+    files.write_jsonl(tmp_path / "asked.jsonl", asked)
     line = respond_line(root, tmp_path / "part.jsonl", 64, tmp_path / "asked.jsonl", "00000-of-00001")
     done = subprocess.run(line, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    one, two = files.read_jsonl(tmp_path / "part.jsonl")
+    one, two, three = files.read_jsonl(tmp_path / "part.jsonl")
     assert one["reasoning"] and one["text"]
     template = AutoTokenizer.from_pretrained(tiny_target)
     said = [first, {"role": "assistant", "content": one["text"]}, second]
+    ids = template.apply_chat_template(called, tools=tools, add_generation_prompt=True)["input_ids"]
+    assert three["prompt_token_ids"] == ids and len(ids) > len(one["prompt_token_ids"])
     for row, messages in ((one, said[:1]), (two, said)):
         assert (
             row["prompt_token_ids"] == template.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]

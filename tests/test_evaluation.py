@@ -110,8 +110,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Server]:
         page = types.SimpleNamespace(text=metrics_text(count, count, count, [count]))
         return types.SimpleNamespace(raise_for_status=lambda: page)
 
-    async def chat(server: Server, messages: list, sampling: dict, transfer: dict | None) -> dict:
-        assert (sampling, transfer) == (SESSION.sampling, None)
+    async def chat(server: Server, messages: list, sampling: dict, transfer: dict | None, tools: list | None) -> dict:
+        assert (sampling, transfer, tools) == (SESSION.sampling, None, None)
         return await server.answer(messages[0])
 
     monkeypatch.setattr(evaluation.httpx, "get", metrics)

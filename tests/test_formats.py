@@ -64,7 +64,7 @@ def test_a_row_without_an_id_has_its_number_and_a_conversation_s_name_is_kept():
     ("row", "fault"),
     [
         ({"id": "a", "words": "Hi"}, "`messages` is missing"),
-        ({"id": "a", "conversations": [{"from": "tool", "value": "Hi"}]}, "message 1 has no role among"),
+        ({"id": "a", "conversations": [{"from": "robot", "value": "Hi"}]}, "message 1 has no role among"),
         ({"id": "a", "conversations": ["Hi"]}, "`messages` is missing"),
         ({"id": "a", "conversations": [{"from": "human"}]}, "message 1 has empty or non-text `content`"),
         ({"id": "a", "turns": [1]}, "message 1 has empty or non-text `content`"),

@@ -206,7 +206,7 @@ SAMPLING = {
 }
 
 
-def chat(reply: httpx.Response, transfer: dict | None = None) -> tuple[dict, dict]:
+def chat(reply: httpx.Response, transfer: dict | None = None, tools: list | None = None) -> tuple[dict, dict]:
     """The request that is sent, and the answer that comes back for `reply`."""
     sent = []
 
@@ -217,16 +217,28 @@ def chat(reply: httpx.Response, transfer: dict | None = None) -> tuple[dict, dic
     async def ask() -> dict:
         http = httpx.AsyncClient(transport=httpx.MockTransport(handle))
         api = openai.AsyncOpenAI(base_url="http://x/v1", api_key="none", max_retries=0, http_client=http)
-        return await generation.chat(api, [{"role": "user", "content": "hi"}], SAMPLING, transfer)
+        return await generation.chat(api, [{"role": "user", "content": "hi"}], SAMPLING, transfer, tools)
 
     answered = asyncio.run(ask())
     return sent[0], answered
 
 
-def test_a_request_spells_out_every_sampling_parameter_and_asks_for_token_ids():
-    choice = {"index": 0, "finish_reason": "stop", "token_ids": [3], "message": {"role": "assistant"}}
+def answered_by(**message: object) -> httpx.Response:
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": [3], "message": {"role": "assistant", **message}}
     reply = {"id": "a", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-    request, answered = chat(httpx.Response(200, json=reply), {"include_output_tokens": True})
+    return httpx.Response(200, json=reply)
+
+
+def test_tools_are_sent_for_the_template_and_vllm_is_to_choose_none():
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    request, _ = chat(answered_by(), tools=tools)
+    assert (request["tools"], request["tool_choice"]) == (tools, "none")
+    plain, _ = chat(answered_by())
+    assert "tools" not in plain and "tool_choice" not in plain
+
+
+def test_a_request_spells_out_every_sampling_parameter_and_asks_for_token_ids():
+    request, answered = chat(answered_by(), {"include_output_tokens": True})
     assert request == {
         "model": generation.SERVED_NAME,
         "messages": [{"role": "user", "content": "hi"}],

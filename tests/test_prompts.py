@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from helpers import read_prompts, source_of
-from pilotfish import prompts
+from pilotfish import prompts, turns
 from pilotfish.errors import UserError
 
 LONGEST = 100  # tokens
@@ -27,12 +27,39 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {}}]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": ""}
+
+
 @pytest.mark.parametrize(
-    "turns", [["user"], ["system", "user"], ["user", "assistant", "user"], ["system", "user", "assistant", "user"]]
+    "told",
+    [
+        [*messages("user"), CALL, RESULT],
+        [*messages("system", "user"), CALL, RESULT, RESULT, *messages("assistant", "user")],
+        [*messages("user"), CALL, RESULT, CALL, RESULT],
+    ],
+)
+def test_tools_and_what_they_answered_go_with_a_prompt_unchanged(tmp_path: Path, told: list[dict]):
+    row = {"id": "a", "messages": told, "tools": TOOLS}
+    assert prompts.fault(row) is None
+    assert read_prompts(write(tmp_path / "p.jsonl", row), LONGEST) == [row]
+    assert turns.expanded(row) == [row]
+
+
+def test_tools_count_towards_the_length(tmp_path: Path):
+    long = [{"type": "function", "function": {"name": "a" * 16 * LONGEST}}]
+    path = write(tmp_path / "p.jsonl", {"id": "a", "messages": messages("user"), "tools": long})
+    with pytest.raises(UserError, match=r"bytes of text are too many for engine\.max_model_len"):
+        read_prompts(path, LONGEST)
+
+
+@pytest.mark.parametrize(
+    "roles", [["user"], ["system", "user"], ["user", "assistant", "user"], ["system", "user", "assistant", "user"]]
 )
 @pytest.mark.parametrize("identifier", ["a", 7, 0])
-def test_turns_that_alternate_and_end_with_the_user_are_right(identifier: object, turns: list[str]):
-    assert prompts.fault({"id": identifier, "messages": messages(*turns)}) is None
+def test_turns_that_alternate_and_end_with_the_user_are_right(identifier: object, roles: list[str]):
+    assert prompts.fault({"id": identifier, "messages": messages(*roles)}) is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +73,15 @@ def test_turns_that_alternate_and_end_with_the_user_are_right(identifier: object
         ({"id": 1, "messages": []}, "`messages` is missing, empty"),
         ({"id": 1, "messages": "hello"}, "not a list"),
         ({"id": 1, "messages": ["hello"]}, "message 1 has no role"),
-        ({"id": 1, "messages": messages("user", "tool", "user")}, "message 2 has no role among system, user"),
+        ({"id": 1, "messages": messages("user", "robot", "user")}, "message 2 has no role among system, user"),
+        ({"id": 1, "messages": messages("user", "tool", "user")}, "`tool` comes after `tool_calls` of the assistant"),
+        ({"id": 1, "messages": messages("user", "assistant", "tool")}, "`tool` comes after `tool_calls`"),
+        ({"id": 1, "messages": [*messages("user"), CALL, *messages("user")]}, "found user, assistant, user"),
+        ({"id": 1, "messages": [*messages("user"), CALL]}, "end with user (found user, assistant)"),
+        ({"id": 1, "messages": [*messages("user"), {**CALL, "tool_calls": []}]}, "message 2 has empty"),
+        ({"id": 1, "messages": [*messages("user"), CALL, {"role": "tool", "content": 7}]}, "message 3 has empty"),
+        ({"id": 1, "messages": messages("user"), "tools": "search"}, "`tools` is not a list of objects"),
+        ({"id": 1, "messages": messages("user"), "tools": ["search"]}, "`tools` is not a list of objects"),
         ({"id": 1, "messages": [{"role": ["user"], "content": "x"}]}, "message 1 has no role"),
         ({"id": 1, "messages": messages("user= \n")}, "message 1 has empty or non-text `content`"),
         ({"id": 1, "messages": [{"role": "user"}]}, "message 1 has empty or non-text `content`"),

@@ -43,6 +43,7 @@ PEAK_LR = 4e-3
 THREADS = 1
 CHECKED = 48
 CHAT_TEMPLATE = (
+    "{%- if tools %}{{- '<|im_start|>tools\n' + tools | tojson + '<|im_end|>\n' }}{%- endif %}"
     "{%- for message in messages %}"
     "{%- set content = message['content'] %}"
     "{%- if message['role'] == 'assistant' %}{%- set content = content.split('</think>')[-1].lstrip() %}{%- endif %}"

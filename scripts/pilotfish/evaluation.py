@@ -90,7 +90,8 @@ class Contestant:
 
     async def _attempt(self, row: int) -> None:
         async def ask() -> None:
-            answer = await generation.chat(self._api, self._prompts[row]["messages"], self._session.sampling, None)
+            prompt, sampling = self._prompts[row], self._session.sampling
+            answer = await generation.chat(self._api, prompt["messages"], sampling, None, prompt.get("tools"))
             self._answers[row] = _answer(row, answer)
 
         try:

@@ -32,6 +32,7 @@ def prompt(messages: object, row: dict, number: int) -> dict:
     """The prompt of a row whose messages are known; `prompts.fault` says if they are none."""
     named = next((row[key] for key in IDS if isinstance(row.get(key), str | int)), number)
     found = {"id": named, "messages": _unanswered(messages)}
+    found |= {key: row[key] for key in ("tools",) if row.get(key)}
     if isinstance(row.get("conversation"), str | int):
         found["conversation"] = row["conversation"]
     return found

@@ -52,12 +52,21 @@ def sampling_arguments(sampling: dict) -> dict:
     }
 
 
-async def chat(api: openai.AsyncOpenAI, messages: list[dict], sampling: dict, transfer: dict | None) -> dict:
+async def chat(
+    api: openai.AsyncOpenAI,
+    messages: list[dict],
+    sampling: dict,
+    transfer: dict | None = None,
+    tools: list[dict] | None = None,
+) -> dict:
     """One chat completion as a plain dict; `transfer` goes to the KV connector.
 
-    Raises RowRefused for a request that no retry can mend.
+    `tools` pass through the chat template; a call that the target makes is text like any other of its answer, since
+    vLLM is to choose none. Raises RowRefused for a request that no retry can mend.
     """
     request = sampling_arguments(sampling)
+    if tools:
+        request |= {"tools": tools, "tool_choice": "none"}
     if transfer:
         request["extra_body"]["kv_transfer_params"] = transfer
     try:

@@ -2,6 +2,7 @@
 """Prompts that say the same: repeats, near duplicates, and evaluation prompts among the training prompts."""
 
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -246,5 +247,10 @@ def _digest(text: str) -> bytes:
 
 def _fingerprint(prompt: dict) -> bytes:
     """Equal for prompts whose turns differ in nothing but white space."""
-    turns = [f"{message['role']}: {' '.join(message['content'].split())}" for message in prompt["messages"]]
-    return _digest("\n".join(turns))
+    turns = [f"{message['role']}: {_said(message)}" for message in prompt["messages"]]
+    return _digest("\n".join([*turns, *(json.dumps(tool, sort_keys=True) for tool in prompt.get("tools") or ())]))
+
+
+def _said(message: dict) -> str:
+    calls = message.get("tool_calls")
+    return " ".join((message.get("content") or "").split()) + (json.dumps(calls, sort_keys=True) if calls else "")

@@ -2,6 +2,7 @@
 """Prompts: reading them from a file, and the seeded split by conversation."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -9,14 +10,23 @@ from itertools import islice
 from pilotfish import sources, turns
 from pilotfish.errors import UserError
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+# What may come after a message: a tool answers an assistant's calls, and may be what the target is to answer.
+AFTER = {
+    "start": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "calls": ("tool",),
+    "tool": ("tool", "assistant"),
+}
+LAST = ("user", "tool")
 BYTES_PER_TOKEN = 16  # of text, at most: common tokenizers reach 1 to 6
 LONGEST_ID = 500  # characters
 SHOWN = 6  # roles in an error
 
 
 def fault(prompt: dict) -> str | None:
-    """What is wrong with a prompt's shape, or None: id, then alternating turns that end with the user."""
+    """What is wrong with a prompt's shape, or None: id, then alternating turns that end with the user, or a tool."""
     if not _names(prompt.get("id")):
         return "`id` is missing or neither text nor a number"
     if len(str(prompt["id"])) > LONGEST_ID:
@@ -29,19 +39,33 @@ def fault(prompt: dict) -> str | None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return f"message {number} has no role among {', '.join(ROLES)}"
-        content = message.get("content")
-        if not isinstance(content, str) or not (content.strip() or _is_anew(message)):
+        if not _has_content(message):
             return f"message {number} has empty or non-text `content`"
-    roles = [message["role"] for message in messages[messages[0]["role"] == "system" :]]
-    if not roles or roles[-1] != "user" or roles != [("user", "assistant")[i % 2] for i in range(len(roles))]:
-        more = ", ..." if len(roles) > SHOWN else ""
-        found = ", ".join(roles[:SHOWN]) or "none"
-        return f"roles must alternate user, assistant, ... and end with user (found {found}{more})"
-    return None
+    tools = prompt.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        return "`tools` is not a list of objects"
+    return _order_fault(messages[messages[0]["role"] == "system" :])
 
 
-def _is_anew(message: dict) -> bool:
-    return message["role"] == "assistant" and message.get(turns.ANEW) is True
+def _has_content(message: dict) -> bool:
+    """Whether there is text; a tool needs none, nor an assistant who calls one or whose turn the target is to give."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if message["role"] == "assistant" and (message.get(turns.ANEW) is True or (isinstance(calls, list) and calls)):
+        return content is None or isinstance(content, str)
+    return isinstance(content, str) and bool(content.strip() or message["role"] == "tool")
+
+
+def _order_fault(messages: list[dict]) -> str | None:
+    """What is wrong with the order of turns, a first one of the system left out."""
+    roles = [message["role"] for message in messages]
+    before = ["start", *("calls" if message.get("tool_calls") else message["role"] for message in messages)]
+    follows = (role in AFTER.get(each, ()) for each, role in zip(before, roles, strict=False))
+    if roles and roles[-1] in LAST and all(follows):
+        return None
+    found = ", ".join(roles[:SHOWN]) or "none"
+    more = ", ..." if len(roles) > SHOWN else ""
+    tools = ", and `tool` comes after `tool_calls` of the assistant" if "tool" in roles else ""
+    return f"roles must alternate user, assistant, ... and end with user{tools} (found {found}{more})"
 
 
 def _names(value: object) -> bool:
@@ -74,7 +98,7 @@ def together(read: Sequence[list[dict]]) -> list[dict]:
 
 
 def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str) -> list[dict]:
-    """Prompts as `id` (text), `messages` and, where given, `conversation`, out of pairs of place and row.
+    """Prompts as `id` (text), `messages` and, where given, `conversation` and `tools`, out of pairs of place and row.
 
     `max_model_len` is in tokens. Raises UserError naming the place of the first bad shape (with the `cure`),
     repeated id, or prompt that is far too long.
@@ -86,14 +110,16 @@ def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str) -> 
         identifier = str(row["id"])
         if identifier in seen:
             raise UserError(f"{place}: id {identifier!r} was used before, by {seen[identifier]}")
-        size = sum(len(message["content"].encode("utf-8")) for message in row["messages"])
+        tools = row.get("tools") or []
+        size = sum(len((message.get("content") or "").encode("utf-8")) for message in row["messages"])
+        size += len(json.dumps(tools)) if tools else 0
         if size > BYTES_PER_TOKEN * max_model_len:
             raise UserError(
                 f"{place}: {size:,} bytes of text are too many for engine.max_model_len = "
                 f"{max_model_len} tokens; shorten or remove the prompt, or raise the setting"
             )
         seen[identifier] = place
-        prompt = {"id": identifier, "messages": row["messages"]}
+        prompt = {"id": identifier, "messages": row["messages"], **({"tools": tools} if tools else {})}
         if row.get("conversation") is not None:
             prompt["conversation"] = str(row["conversation"])
         prompts.append(prompt)

@@ -32,7 +32,8 @@ def origin(target: Path, spec: Mapping, code: str) -> str:
 def question(prompt: Mapping, sampling: Mapping) -> str:
     """Digest of what one answer comes from beside its `origin`: a greedy one depends on no seed."""
     chosen = {name: value for name, value in sampling.items() if name != "seed" or sampling["temperature"] > 0}
-    return hashlib.sha256(digest.spec_json([prompt["messages"], chosen]).encode()).hexdigest()
+    asked = [prompt["messages"], prompt.get("tools"), chosen]
+    return hashlib.sha256(digest.spec_json(asked).encode()).hexdigest()
 
 
 def write(folder: Path, rows: Iterable[dict], questions: Mapping[int, str], origin: str) -> dict:

@@ -33,6 +33,8 @@ def _ids_within(vocab_size: int) -> pa.Check:
 
 _TEXT_OR_NULL = _each(lambda value: isinstance(value, str), "must be text or null")
 
+_LIST_OR_NULL = _each(lambda value: isinstance(value, list), "must be a list of tools or null")
+
 PROMPTS = pa.DataFrameSchema(
     {
         "id": pa.Column(str, unique=True),
@@ -44,6 +46,7 @@ PROMPTS = pa.DataFrameSchema(
             ),
         ),
         "conversation": pa.Column(object, _TEXT_OR_NULL, nullable=True, required=False),
+        "tools": pa.Column(object, _LIST_OR_NULL, nullable=True, required=False),
     },
     strict=True,
 )

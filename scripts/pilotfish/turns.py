@@ -12,10 +12,13 @@ ANEW = "anew"  # in a message of the assistant: the target is to give it, whatev
 
 
 def expanded(prompt: dict) -> list[dict]:
-    """A prompt for each turn of the user; answers before it are to be given anew, and keep the data's for `given`."""
+    """A prompt for each turn of the user; answers before it are to be given anew, and keep the data's for `given`.
+
+    A conversation in which tools were called stays as it is.
+    """
     ends = [place for place, message in enumerate(prompt["messages"]) if message["role"] == "user"]
-    if len(ends) == 1:
-        return [prompt]
+    if len(ends) == 1 or any(message["role"] == "tool" for message in prompt["messages"]):
+        return [prompt]  # what a tool answered goes with the data's calls
     messages = [{**each, ANEW: True} if each["role"] == "assistant" else each for each in prompt["messages"]]
     return [
         {**prompt, "id": f"{prompt['id']}/{turn}", "messages": messages[: end + 1]} for turn, end in enumerate(ends, 1)
@@ -24,7 +27,7 @@ def expanded(prompt: dict) -> list[dict]:
 
 def lacks_answers(prompt: dict) -> bool:
     """Whether the data have no answer where one stands before the last turn."""
-    return any(message.get(ANEW) and not message["content"] for message in prompt["messages"])
+    return any(message.get(ANEW) and not message.get("content") for message in prompt["messages"])
 
 
 def given(prompt: dict) -> dict:
