@@ -3,7 +3,7 @@
 
 python scripts/collect_prompts.py --train train.jsonl --heldout heldout.jsonl --spec '{"train": 400, "heldout": 48,
     "seed": 0, "max_model_len": 512, "earlier_answers": "anew",
-    "sources": [{"source": "p.jsonl", "weight": 1, "field": null, "rows": null}]}'
+    "sources": [{"source": "p.jsonl", "weight": 1, "field": null, "rows": null, "max_bad": 0}]}'
 """
 
 import logging

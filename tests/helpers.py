@@ -55,7 +55,12 @@ PROBED = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) f
 
 def source_of(path: Path, **more: object) -> dict:
     """A file as a source of prompts, as its rule hands it over."""
-    return {"source": str(path), **dict.fromkeys(("field", "split", "config", "revision", "rows")), **more}
+    return {
+        "source": str(path),
+        **dict.fromkeys(("field", "split", "config", "revision", "rows")),
+        "max_bad": 0,
+        **more,
+    }
 
 
 def read_prompts(path: Path, max_model_len: int) -> list[dict]:

@@ -315,3 +315,21 @@ def test_of_a_hub_dataset_the_first_rows_are_read_and_no_more(monkeypatch: pytes
     assert found == [{"id": str(number), "messages": messages(f"user={number}")} for number in range(30)]
     assert len(fetched) == 30
     assert fetched[0] == (("some/data", None), {"split": "train", "revision": "a" * 40, "streaming": True})
+
+
+BAD = [{"id": 1, "messages": messages("user")}, {"id": 2}, {"id": 1, "messages": messages("user")}]
+BAD += [{"id": 3, "messages": messages(f"user={'x' * 20 * LONGEST}")}, {"id": 4, "messages": messages("user=Hi")}]
+
+
+def test_bad_rows_are_left_out_as_far_as_they_may_and_each_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = write(tmp_path / "p.jsonl", *BAD)
+    found = prompts.read("prompts.sources.0", source_of(path, max_bad=3), LONGEST)
+    assert [prompt["id"] for prompt in found] == ["1", "4"]
+    for line, reason in ((2, "`messages` is missing"), (3, "id '1' was used before"), (4, "2,000 bytes of text")):
+        assert f"{path}, line {line}: left out: {reason}" in caplog.text
+
+
+def test_one_bad_row_too_many_is_an_error_that_says_how_many_were_left_out(tmp_path: Path):
+    path = write(tmp_path / "p.jsonl", *BAD)
+    with pytest.raises(UserError, match=r"line 4: 2,000 bytes .* \(after 2 rows that were left out\)"):
+        prompts.read("prompts.sources.0", source_of(path, max_bad=2), LONGEST)

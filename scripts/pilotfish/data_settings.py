@@ -71,6 +71,11 @@ class PromptSource(Source):
     rows: int | None = Field(
         None, gt=0, description="of a hub dataset: how many of its first rows are read, and drawn from"
     )
+    max_bad: int = Field(
+        0,
+        ge=0,
+        description="rows that may be left out: no prompts, repeated ids, far too long; each is told in the log",
+    )
 
     @model_validator(mode="after")
     def _rows_of_the_hub(self) -> "PromptSource":

@@ -3,12 +3,15 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from pilotfish import sources, turns
 from pilotfish.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 ROLES = ("system", "user", "assistant", "tool")
 # What may come after a message: a tool answers an assistant's calls, and may be what the target is to answer.
@@ -77,7 +80,7 @@ def read(setting: str, spec: Mapping, max_model_len: int) -> list[dict]:
     """All prompts of a source, as `checked` gives them; of a hub's dataset its first `rows`."""
     rows = islice(sources.prompts(setting, spec), spec["rows"])
     cure = sources.cure(setting, spec)
-    found = checked(rows, max_model_len, cure)
+    found = checked(rows, max_model_len, cure, spec["max_bad"])
     if not found:
         raise UserError(f"{spec['source']}: no prompts in it; {cure}")
     return found
@@ -97,33 +100,45 @@ def together(read: Sequence[list[dict]]) -> list[dict]:
     return marked
 
 
-def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str) -> list[dict]:
+def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str, max_bad: int = 0) -> list[dict]:
     """Prompts as `id` (text), `messages` and, where given, `conversation` and `tools`, out of pairs of place and row.
 
     `max_model_len` is in tokens. Raises UserError naming the place of the first bad shape (with the `cure`),
-    repeated id, or prompt that is far too long.
+    repeated id, or prompt that is far too long; the first `max_bad` of them are left out, and told.
     """
-    prompts, seen = [], {}
+    prompts, seen, bad = [], {}, 0
     for place, row in rows:
-        if wrong := fault(row):
-            raise UserError(f"{place}: {wrong}; {cure}")
-        identifier = str(row["id"])
-        if identifier in seen:
-            raise UserError(f"{place}: id {identifier!r} was used before, by {seen[identifier]}")
-        tools = row.get("tools") or []
-        size = sum(len((message.get("content") or "").encode("utf-8")) for message in row["messages"])
-        size += len(json.dumps(tools)) if tools else 0
-        if size > BYTES_PER_TOKEN * max_model_len:
-            raise UserError(
-                f"{place}: {size:,} bytes of text are too many for engine.max_model_len = "
-                f"{max_model_len} tokens; shorten or remove the prompt, or raise the setting"
-            )
-        seen[identifier] = place
-        prompt = {"id": identifier, "messages": row["messages"], **({"tools": tools} if tools else {})}
+        if wrong := _refusal(row, max_model_len, cure, seen):
+            if bad == max_bad:
+                more = f" (after {bad} rows that were left out)" if bad else ""
+                raise UserError(f"{place}: {wrong}{more}")
+            bad += 1
+            logger.warning("%s: left out: %s", place, wrong)
+            continue
+        seen[str(row["id"])] = place
+        prompt = {"id": str(row["id"]), "messages": row["messages"]}
+        if row.get("tools"):
+            prompt["tools"] = row["tools"]
         if row.get("conversation") is not None:
             prompt["conversation"] = str(row["conversation"])
         prompts.append(prompt)
     return prompts
+
+
+def _refusal(row: dict, max_model_len: int, cure: str, seen: Mapping[str, str]) -> str | None:
+    """Why a row cannot be asked; `seen` has the places of ids."""
+    if wrong := fault(row):
+        return f"{wrong}; {cure}"
+    if (identifier := str(row["id"])) in seen:
+        return f"id {identifier!r} was used before, by {seen[identifier]}"
+    size = sum(len((message.get("content") or "").encode("utf-8")) for message in row["messages"])
+    size += len(json.dumps(row["tools"])) if row.get("tools") else 0
+    if size > BYTES_PER_TOKEN * max_model_len:
+        return (
+            f"{size:,} bytes of text are too many for engine.max_model_len = {max_model_len} tokens; shorten or remove "
+            "the prompt, or raise the setting"
+        )
+    return None
 
 
 def user_text(prompt: dict) -> str:
