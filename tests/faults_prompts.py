@@ -125,7 +125,7 @@ def _(lines: list[bytes]) -> bytes:
     return b"\xef\xbb\xbf" + b"".join(lines)
 
 
-@source_fault("an empty file", r"prompts\.jsonl: no prompts in it; each line needs")
+@source_fault("an empty file", r"prompts\.jsonl: no prompts in it; each row needs")
 def _(lines: list[bytes]) -> bytes:
     return b"".join(lines[:0])
 

@@ -4,6 +4,7 @@
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ def response(row: int, prompt: list[int], generated: list[int]) -> dict:
 
 
 PROBED = [response(row, random_ids(9, row), random_ids(6 + 5 * row, 50 + row)) for row in range(4)]
+
+
+def heed_signals() -> None:
+    """In a new process: signals do what they do to a program at a terminal, though the tests may run under nohup."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def source_of(path: Path, **more: object) -> dict:

@@ -37,7 +37,7 @@ from pathlib import Path
 import psutil
 
 from conftest import REPOSITORY, copy_workflow
-from helpers import execute, plan
+from helpers import execute, heed_signals, plan
 from same_products import FROM_STATES, STEP, differences, found_in, left_over, read_json
 from tiny_target import build_tiny_target
 
@@ -162,7 +162,9 @@ class Killer:
             said = self.root / f"said-{starts:03d}.txt"
             before = len(self.done)
             with open(said, "wb") as out:
-                run = subprocess.Popen(self.line, cwd=self.root, stdout=out, stderr=out, start_new_session=True)
+                run = subprocess.Popen(
+                    self.line, cwd=self.root, stdout=out, stderr=out, start_new_session=True, preexec_fn=heed_signals
+                )
                 self._accompany(run)
             self._note_finished(said)
             if run.returncode == 0 and len(self.done) == before:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from conftest import copy_workflow, snakemake
-from helpers import execute, flip_bit
+from helpers import execute, flip_bit, heed_signals
 from pilotfish import files, repairs, work
 from same_products import left_over
 
@@ -128,7 +128,7 @@ def start(root: Path, target: Path, rule: str) -> tuple[subprocess.Popen, psutil
     line = [sys.executable, "-m", "snakemake", str(target), "--profile", "profiles/cpu"]
     begun = subprocess.Popen(
         [*line, "--configfile", "config/tiny.yaml"], cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(root)}, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(root)}, start_new_session=True, preexec_fn=heed_signals,
     )  # fmt: skip
     open(root / "at_work").close()
     (job,) = (each for each in psutil.Process(begun.pid).children(recursive=True) if is_job(each, rule))
