@@ -5,7 +5,6 @@ python scripts/capture.py --help
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import shutil
@@ -13,9 +12,7 @@ import shutil
 from pilotfish import (
     adoption,
     cli,
-    digest,
     engine,
-    files,
     gpus,
     layers,
     manifest,
@@ -41,7 +38,7 @@ def main() -> None:
     unfinished = work.take(arguments.output, arguments.spec, arguments.code, [arguments.target])
     made = adoption.Adoption(unfinished, wanted, ids)
     made.adopt(arguments.captured / shards.INDEX)
-    origin = _origin(arguments, spec)
+    origin = work.origin(arguments.target, spec, arguments.code, without=("capture_layers",))
     made.adopt(arguments.output / shards.KEPT, origin)
     job = f"capture {arguments.samples.parent.name} {arguments.part}"
     with progress.Heartbeat(arguments.heartbeat, job, len(ids), "rows") as beat:
@@ -52,13 +49,6 @@ def main() -> None:
                 _capture(arguments, spec, made, beat)
         made.publish(arguments.output, origin)
     shutil.rmtree(unfinished.parent)
-
-
-def _origin(arguments, spec: dict) -> str:
-    """What states come from, whatever their layers: the target, the engine's numerics, the rows, this code."""
-    shared = digest.spec_json({name: value for name, value in spec.items() if name != "capture_layers"})
-    origin = f"{files.sha256_file(arguments.target)}\n{shared}\n{arguments.code}"
-    return hashlib.sha256(origin.encode()).hexdigest()
 
 
 def _arguments():

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pilotfish import files, planning
-from pilotfish import sources as prompt_sources
+from pilotfish import files, planning, sources
 from pilotfish.errors import UserError
 from pilotfish.facts import PACKAGE_PREFIX, Facts
 from pilotfish.planning import DTYPE_BYTES, Length, Rate, Rates
@@ -305,8 +304,8 @@ def _length(split: str, settings: Settings, runs: list[Run]) -> Length:
             return Length(prompt, response, text)
     response = min(settings.responses.max_tokens, LONGEST_MEAN)
     own = settings.evaluation.sets.get(split)
-    sources = [(own, 1.0)] if own and own.source else [(each, each.weight) for each in settings.prompts.sources]
-    letters = _letters([(chosen.model_dump(), weight) for chosen, weight in sources if chosen.file])
+    weighted = [(own, 1.0)] if own and own.source else [(each, each.weight) for each in settings.prompts.sources]
+    letters = _letters([(chosen.model_dump(), weight) for chosen, weight in weighted if chosen.file])
     if letters is None:
         prompt, where = PROMPT_LENGTH, "assumed"
     else:
@@ -320,7 +319,7 @@ def _letters(weighted: list[tuple[dict, float]]) -> float | None:
     for source, weight in weighted:
         lengths: list[int] = []
         with suppress(UserError):  # the run itself will say what is wrong with it
-            for _, prompt in islice(prompt_sources.prompts("", source), SAMPLED):
+            for _, prompt in islice(sources.prompts("", source), SAMPLED):
                 with suppress(KeyError, TypeError):
                     lengths.append(sum(len(str(each["content"])) for each in prompt["messages"]))
         if lengths:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from pilotfish import digest, disk, files, shards
+from pilotfish import digest, disk, files, shards, work
 from pilotfish.errors import UserError
 from pilotfish.journal import Journal
 
@@ -24,9 +24,7 @@ KEY = "answers"  # of the entry that its index has of them
 
 def origin(target: Path, spec: Mapping, code: str) -> str:
     """Digest of what all answers of a job come from: the target's manifest, the engine's numerics, the code."""
-    shared = {name: value for name, value in spec.items() if name not in ("seed", "sampling")}
-    parts = [files.sha256_file(target), digest.spec_json(shared), code]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return work.origin(target, spec, code, without=("seed", "sampling"))
 
 
 def question(prompt: Mapping, sampling: Mapping) -> str:

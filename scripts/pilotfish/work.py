@@ -8,11 +8,11 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pilotfish import files
+from pilotfish import digest, files
 from pilotfish.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,15 @@ def folder(output: Path, spec: str, code: str, inputs: Iterable[Path]) -> Path:
     parts = [spec, code, *map(files.sha256_file, inputs)]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return output.with_name(f"{output.name}.work") / key
+
+
+def origin(target: Path, spec: Mapping, code: str, without: Iterable[str]) -> str:
+    """Digest of what products come from, whatever the settings `without` say: the target's manifest, spec and code.
+
+    Products of the same origin may be taken over by a job whose other settings or inputs have changed.
+    """
+    shared = digest.spec_json({name: value for name, value in spec.items() if name not in without})
+    return hashlib.sha256(f"{files.sha256_file(target)}\n{shared}\n{code}".encode()).hexdigest()
 
 
 def take(output: Path, spec: str, code: str, inputs: Iterable[Path]) -> Path:
