@@ -4,9 +4,10 @@
 Checks: the constants of training, of the export and of the engine's own view are equal (of a published drafter those
 that it was adopted with), k and the target the declared ones; and on each set, at each concurrency: counters add up
 with every request, times with every chunk and answer; the prompts' ids and the thinking mode are those of the data;
-at least 96% of the served rounds are the replay's and tau is within 0.01 (over 2,800 rounds; noise makes more of
-fewer), over the text that both share; where a greedy text parts from the baseline's at the same concurrency, the
-target's logits there are as good as equal. Beside that stands how often, and how far, the baseline parts from itself.
+at least 96% of the served rounds are the replay's and tau is within 0.01 (from 2,800 rounds on; of fewer rounds those
+that noise may flip weigh more), over the text that both share; where a greedy text parts from the baseline's at the
+same concurrency, the target's logits there are as good as equal. Beside that stands how often, and how far, the
+baseline parts from itself.
 Does not check: speed, which is measured and judged by nobody; a departure behind an earlier one from the stored
 response, where no state is known, is counted only.
 

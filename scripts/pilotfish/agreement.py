@@ -10,8 +10,8 @@ from pilotfish import constants, reasoning, rounds
 from pilotfish.constants import Constants
 
 ROUNDS_EQUAL_MIN = 0.96  # a right replay shares 97.8% of its rounds with the engine, a wrong one 79.6%
-TAU_DIFFERENCE_MAX = 0.01  # from TAU_ROUNDS rounds on, where it was measured; the noise of fewer is wider
-TAU_ROUNDS = 2800
+TAU_DIFFERENCE_MAX = 0.01
+FLIPPED = 0.022  # share of a right replay's rounds that noise turns into others, over 2,800 of them (SPECS, section 7)
 # Where greedy texts part, noise has chosen between two tokens: how far the lesser of them may lie below the likeliest,
 # in standard deviations of the target's logits there. bf16 gave 0.10 at most (SmolLM2-135M, 20 places); at a random
 # place the second token lies further below the first than this in three of four.
@@ -58,22 +58,33 @@ def parity_fault(found: dict) -> str | None:
     if not found["rounds_compared"]:
         return "no served round can be compared with the replay; raise evaluation.sets.NAME.prompts"
     share, apart = found["rounds_equal"] / found["rounds_compared"], found["tau_difference"]
-    allowed = tau_difference_allowed(found["rounds_compared"])
-    if share >= ROUNDS_EQUAL_MIN and apart is not None and abs(apart) <= allowed:
+    least, allowed = share_needed(found["rounds_compared"]), tau_difference_allowed(found["rounds_compared"])
+    if share >= least and apart is not None and abs(apart) <= allowed:
         return None
     return (
-        f"{share:.1%} of {found['rounds_compared']} rounds equal the replay's (at least {ROUNDS_EQUAL_MIN:.0%} "
+        f"{share:.1%} of {found['rounds_compared']} rounds equal the replay's (at least {least:.1%} "
         f"needed), tau differs by {'an unknown amount' if apart is None else f'{apart:.4f}'} (at most {allowed:.4f}): "
         "the engine and the training disagree on the drafter's forward; compare their versions with envs/"
     )
 
 
-def tau_difference_allowed(compared: int) -> float:
-    """By how much tau may differ over so many rounds: a few that noise has flipped weigh more among few.
+def _flipped_at_most(compared: int) -> float:
+    """Of so many rounds, those that noise may flip: their mean, and three standard deviations (a Poisson number's)."""
+    mean = FLIPPED * compared
+    return mean + 3 * mean**0.5
 
-    The noise of a mean falls with the root of their number.
+
+def share_needed(compared: int) -> float:
+    """The share of so many rounds that must be the replay's: ROUNDS_EQUAL_MIN, but of few a flip or two less."""
+    return min(ROUNDS_EQUAL_MIN, 1 - _flipped_at_most(compared) / compared)
+
+
+def tau_difference_allowed(compared: int) -> float:
+    """By how much tau may differ over so many rounds: TAU_DIFFERENCE_MAX, but more where a few flips weigh more.
+
+    A flipped round is a token or so longer or shorter; n of them make three times the root of n at most.
     """
-    return TAU_DIFFERENCE_MAX * max(1.0, (TAU_ROUNDS / compared) ** 0.5)
+    return max(TAU_DIFFERENCE_MAX, 3 * _flipped_at_most(compared) ** 0.5 / compared)
 
 
 def counter_faults(measured: dict, k: int) -> list[str]:
