@@ -32,7 +32,7 @@ def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_a_stage_is_pending_by_the_share_of_its_jobs():
     jobs = [of_split("respond", "train"), ("train", {"drafter": "eagle3"}), ("validate_samples", {}), ("report", {})]
     shares = fitting.pending(PLAN, CHOSEN, jobs)
-    assert shares == {"respond": pytest.approx(640 / 704), "train": 0.5, "gates": 1.0}
+    assert shares == {"respond": pytest.approx(400 / 444), "train": 0.5, "gates": 1.0}
 
 
 def test_there_is_room_down_to_the_reserve_and_not_below(tmp_path, monkeypatch):
@@ -83,7 +83,7 @@ def test_of_answers_that_are_there_only_the_layers_they_lack_are_captured(tmp_pa
     files.write_json(listing, {"shards": [{"layers": [2, 15, 27, 30]}]})
     assert PLAN.layers == (2, 9, 15, 21, 27, 28, 30)
     added = fitting.recaptured(PLAN, CHOSEN, tmp_path, [of_split("capture", "train")])
-    assert added == pytest.approx(PLAN.state_bytes * 640 / 704 * 3 / 7, abs=1)
+    assert added == pytest.approx(PLAN.state_bytes * 400 / 444 * 3 / 7, abs=1)
     with_answers = [of_split("capture", "train"), of_split("respond", "train")]
     assert fitting.recaptured(PLAN, CHOSEN, tmp_path, with_answers) == 0
 

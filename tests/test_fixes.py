@@ -27,7 +27,7 @@ from workspace import (
 )  # fmt: skip
 
 SOURCE = CONFIG["prompts"]["sources"][0]["source"]
-ROWS = {"train": 640, "heldout": 48, "humaneval": 16}
+ROWS = {"train": 400, "heldout": 32, "humaneval": 12}
 NONE = dict.fromkeys(ROWS, 0)  # answered once more, none of them by an engine
 EVERY_RULE = {"prepare_target"} | ALL_PROMPTS
 TARGET = {"layers": 30}
@@ -80,8 +80,8 @@ FIXES = {
     # prompt goes, its conversation decides.
     "prompt set, one more": (further_prompt, PROMPTS, NONE, {}),
     "prompt set, one changed": (changed_prompt, PROMPTS, NONE | {"train": 1}, {}),
-    "more prompts": (setting(prompts__train=680), PROMPTS, NONE | {"train": 40}, {}),
-    "fewer prompts": (setting(prompts__train=400), PROMPTS, NONE, {}),
+    "more prompts": (setting(prompts__train=440), PROMPTS, NONE | {"train": 40}, {}),
+    "fewer prompts": (setting(prompts__train=360), PROMPTS, NONE, {}),
     "sampling": (setting(responses__max_tokens=160), RESPONSES, ROWS, {}),
     "sampling that is not greedy": (setting(responses__temperature=0.5), RESPONSES, ROWS, captures(*DRAFTERS_LAYERS)),
     "template": (setting(responses__chat_template_kwargs={"enable_thinking": False}), RESPONSES, ROWS, {}),
@@ -98,9 +98,9 @@ FIXES = {
     "layer set, of layers that are there": (setting(drafters__eagle3__capture_layers=[2, 15, 28]), STATES, {}, {}),
     "a drafter's hyper-parameter": (setting(drafters__eagle3__learning_rate=1.0e-3), TRAINING, {}, {}),
     "evaluation set": (
-        setting(evaluation__sets__humaneval__prompts=12), OF_A_SET | EVALUATION, {"humaneval": 0}, {},
+        setting(evaluation__sets__humaneval__prompts=10), OF_A_SET | EVALUATION, {"humaneval": 0}, {},
     ),
-    "evaluation set, as served": (setting(evaluation__sets__heldout__prompts=12), EVALUATION, {}, {}),
+    "evaluation set, as served": (setting(evaluation__sets__heldout__prompts=10), EVALUATION, {}, {}),
     "report": (edit("scripts/pilotfish/report.py", "run `{run}`", "report of `{run}`"), {"report", "all"}, {}, {}),
     "comment": (edit("scripts/respond.py", "import asyncio\n", "import asyncio\n\n# A comment.\n"), set(), {}, {}),
     "helper of one stage": (
@@ -199,13 +199,13 @@ def test_a_job_that_was_broken_off_goes_on_after_a_comment_and_begins_anew_after
     for lost in ("00000-of-00001.jsonl", "manifest.json"):
         (workspace.root / RESULTS / "responses" / "heldout" / lost).unlink()
     config = changed(responses__truncated="drop")
-    journal = Journal(unfinished(workspace, config), range(48), [])
+    journal = Journal(unfinished(workspace, config), range(32), [])
     for row in range(10):
         journal.finish(response(row, [1, 2], [3, 4]), "")
     workspace.edit("scripts/respond.py", "import asyncio\n", "import asyncio\n\n# A comment.\n")
-    assert len(Journal(unfinished(workspace, config), range(48), []).done) == 10
+    assert len(Journal(unfinished(workspace, config), range(32), []).done) == 10
     config["responses"]["max_tokens"] = 160
-    assert Journal(unfinished(workspace, config), range(48), []).done == {}
+    assert Journal(unfinished(workspace, config), range(32), []).done == {}
 
 
 def unfinished(workspace: Workspace, config: dict) -> Path:

@@ -42,12 +42,12 @@ def test_a_finished_run_has_nothing_to_do(workspace: Workspace):
         ({"prompts__max_near_duplicates": 0.2}, set()),
         ({"engine__max_num_seqs": 32}, EVALUATION),
         ({"evaluation__max_tokens": 64}, EVALUATION),
-        ({"evaluation__sets__heldout__prompts": 12}, EVALUATION),
+        ({"evaluation__sets__heldout__prompts": 10}, EVALUATION),
         ({"drafters__eagle3__learning_rate": 1.0e-3}, TRAINING),
         ({"drafters__eagle3__draft_vocab_size": 2048}, VOCABULARY),
         ({"drafters__eagle3__capture_layers": [3, 15, 27]}, STATES),
         ({"responses__max_tokens": 160}, RESPONSES),
-        ({"prompts__train": 400}, PROMPTS),
+        ({"prompts__train": 360}, PROMPTS),
         ({"engine__max_model_len": 768}, ALL_PROMPTS),
         ({"seed": 1}, ALL_PROMPTS),
         ({"target__reasoning_parser": "qwen3"}, {"prepare_target"} | RESPONSES),
@@ -197,7 +197,7 @@ def test_a_further_evaluation_set_runs_alone_until_all_sets_are_served(workspace
 
 
 def test_another_number_of_prompts_reruns_only_that_set_until_all_are_served(workspace: Workspace):
-    config = changed(evaluation__sets__humaneval__prompts=12)
+    config = changed(evaluation__sets__humaneval__prompts=10)
     assert reruns_of_sets(workspace, config) == (OF_A_SET | EVALUATION, {"humaneval"})
 
 

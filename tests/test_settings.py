@@ -104,8 +104,8 @@ def test_a_value_of_the_wrong_type_or_range_is_named_and_shown(change: dict, mes
     ("change", "message"),
     [
         (
-            {"evaluation__sets__heldout__prompts": 49},
-            r"evaluation\.sets\.heldout\.prompts \(49\) exceeds prompts\.heldout \(48\); lower it",
+            {"evaluation__sets__heldout__prompts": 33},
+            r"evaluation\.sets\.heldout\.prompts \(33\) exceeds prompts\.heldout \(32\); lower it",
         ),
         ({"evaluation__concurrency": [8, 8]}, r"concurrency \[8, 8\] repeats a level; name each once"),
         ({"evaluation__max_tokens": 193}, r"evaluation\.max_tokens \(193\) exceeds responses\.max_tokens \(192\)"),
