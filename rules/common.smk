@@ -143,6 +143,16 @@ def response_spec(**sampling):
     }
 
 
+# What the target says, which a rehearsal needs: the training rows, unless their answers are the data's.
+REHEARSED = settings.HELDOUT if S.prompts.answers == "given" else "train"
+
+
+def temperature_of(split):
+    """At which a split's answers were drawn; None of answers that the data give."""
+    given = split == "train" and S.prompts.answers == "given"
+    return None if given else S.responses.temperature
+
+
 def responses_to_train_on(wildcards):
     """Manifest of the training split's responses, whose mode the other split must share."""
     if wildcards.split == "train":

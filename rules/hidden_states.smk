@@ -55,10 +55,10 @@ rule validate_hidden_states:
     resources:
         gpu=S.engine.tensor_parallel,
     params:
-        spec=spec(
+        spec=lambda wildcards: spec(
             capture_layers=DRAFTER_LAYERS,
             dtype=S.engine.dtype,
-            temperature=S.responses.temperature,
+            temperature=temperature_of(wildcards.split),
             trust_remote_code=TRUST,
         ),
         code=code("validate_hidden_states"),

@@ -20,7 +20,7 @@ rule collect_prompts:
             heldout=S.prompts.heldout,
             seed=S.seed,
             max_model_len=S.engine.max_model_len,
-            earlier_answers=S.prompts.earlier_answers,
+            answers=S.prompts.answers,
             sources=[source.model_dump() for source in S.prompts.sources],
         ),
         code=code("collect_prompts"),

@@ -2,14 +2,13 @@
 """Read prompts from their sources, mix them by weight, and split them by conversation.
 
 python scripts/collect_prompts.py --train train.jsonl --heldout heldout.jsonl --spec '{"train": 400, "heldout": 48,
-    "seed": 0, "max_model_len": 512, "earlier_answers": "anew",
+    "seed": 0, "max_model_len": 512, "answers": "anew",
     "sources": [{"source": "p.jsonl", "weight": 1, "field": null, "rows": null, "max_bad": 0}]}'
 """
 
 import logging
 
 from pilotfish import cli, files, prompts, turns
-from pilotfish.errors import UserError
 
 
 def main() -> None:
@@ -20,23 +19,25 @@ def main() -> None:
     spec = cli.spec_of(arguments)
     sources = spec["sources"]
     read = [
-        prompts.read(f"prompts.sources.{number}", source, spec["max_model_len"])
+        prompts.read(f"prompts.sources.{number}", source, spec["max_model_len"], spec["answers"])
         for number, source in enumerate(sources)
     ]
-    if spec["earlier_answers"] == "anew":
-        read = [[row for prompt in found for row in turns.expanded(prompt)] for found in read]
-    elif lacking := next((prompt for found in read for prompt in found if turns.lacks_answers(prompt)), None):
-        raise UserError(
-            f"prompt {lacking['id']!r}: its data have no answers between its turns, so prompts.earlier_answers must be "
-            "`anew`; or remove such prompts"
-        )
+    read = [[row for prompt in found for row in _rows(prompt, spec["answers"])] for found in read]
     weights = [source["weight"] for source in sources]
     splits = prompts.split(prompts.together(read), spec["train"], spec["heldout"], spec["seed"], weights)
-    files.write_jsonl(arguments.train, map(turns.unanswered, splits["train"]))
+    kept = splits["train"] if spec["answers"] == "given" else map(turns.unanswered, splits["train"])
+    files.write_jsonl(arguments.train, kept)
     files.write_jsonl(arguments.heldout, map(turns.given, splits["heldout"]))
     for number, (source, found) in enumerate(zip(sources, read, strict=True)):
         logging.info("prompts.sources.%d, %s: %d prompts", number, source["source"], len(found))
     logging.info("%d to train on, %d held out", len(splits["train"]), len(splits["heldout"]))
+
+
+def _rows(prompt: dict, answers: str) -> list[dict]:
+    """The rows of a prompt, by whose answers are trained on (`prompts.answers`)."""
+    if answers == "anew":
+        return turns.expanded(prompt)
+    return turns.each_answer(prompt) if answers == "given" else [prompt]
 
 
 if __name__ == "__main__":

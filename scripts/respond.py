@@ -16,6 +16,7 @@ from pilotfish import (
     engine,
     files,
     generation,
+    given,
     gpus,
     layers,
     manifest,
@@ -37,9 +38,9 @@ def main() -> None:
     spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
     # vLLM 0.32 captures by way of speculative decoding, which on the CPU makes nonsense of sampled text.
-    greedy = spec["sampling"]["temperature"] == 0
-    asked = layers.layers_to_capture(json.loads(arguments.capture_layers), facts) if greedy else []
     rows = files.read_jsonl(arguments.prompts)
+    sampled = spec["sampling"]["temperature"] > 0 and "answer" not in rows[0]
+    asked = [] if sampled else layers.layers_to_capture(json.loads(arguments.capture_layers), facts)
     part = prompts.part_rows(len(rows), arguments.part)
     unfinished = work.take(arguments.output, arguments.spec, arguments.code, [arguments.target, arguments.prompts])
     journal = Journal(unfinished, part, asked)
@@ -56,7 +57,7 @@ def main() -> None:
         beat.advance(len(journal.done), journal.tokens)
         if len(journal.done) < len(part):
             with gpus.lease(arguments.gpus):
-                _respond(arguments, spec, rows, part, journal, beat)
+                _respond(arguments, spec, facts, rows, part, journal, beat)
         journal.pack_all()
         _publish(arguments, journal, len(part), questions, origin)
     shutil.rmtree(unfinished.parent)
@@ -78,11 +79,11 @@ def _arguments():
     return made.parse_args()
 
 
-def _respond(arguments, spec: dict, rows: list[dict], part: range, journal: Journal, beat) -> None:
-    options = json.loads(arguments.engine)
+def _respond(arguments, spec: dict, facts: dict, rows: list[dict], part: range, journal: Journal, beat) -> None:
+    options, model = json.loads(arguments.engine), arguments.target.parent / "model"
     line = engine.arguments(
         options,
-        model=arguments.target.parent / "model",
+        model=model,
         trust_remote_code=spec["trust_remote_code"],
         capture=bool(journal.layers),
         reasoning_parser=spec["reasoning_parser"],
@@ -90,18 +91,23 @@ def _respond(arguments, spec: dict, rows: list[dict], part: range, journal: Jour
     if journal.layers:
         line += engine.capture_arguments(journal.layers, journal.incoming)
 
+    keep = given.Keeper(model, spec, facts, options["max_model_len"]) if "answer" in rows[0] else None
+
     def attempt() -> None:
         if all(row in journal.done for row in part):
             return
         beat.stage("starting the engine", engine.start_limit(options))
         with engine.Engine(line, options, arguments.engine_log) as server:
             beat.stage("answering")
-            asyncio.run(_bulk(server, options, spec, rows, part, journal, beat))
+            asyncio.run(_bulk(server, options, spec, rows, part, journal, beat, keep))
 
     engine.restarting(options["restarts"], attempt)
 
 
-async def _bulk(server, options: dict, spec: dict, rows: list[dict], part: range, journal, beat) -> None:
+async def _bulk(
+    server, options: dict, spec: dict, rows: list[dict], part: range, journal: Journal, beat, keep: given.Keeper | None
+) -> None:
+    """Answer the rows that are not done; with `keep` their data's answers take the place of the target's."""
     missing = [row for row in part if row not in journal.done]
     api = generation.client(server)
     transfer = {"include_output_tokens": True} if journal.layers else None
@@ -117,14 +123,17 @@ async def _bulk(server, options: dict, spec: dict, rows: list[dict], part: range
         disk.check_room(journal.folder, 0)
         sampling = _sampling(spec, row)
         try:
-            messages, tools = await earlier.messages(row), rows[row].get("tools")
-            answer = await generation.chat(api, messages, sampling, transfer, tools)
+            if keep:
+                made, answer = await keep.row(api, server, row, rows[row], sampling, capture=bool(journal.layers))
+            else:
+                messages, tools = await earlier.messages(row), rows[row].get("tools")
+                answer = await generation.chat(api, messages, sampling, transfer, tools)
+                made = generation.response_row(row, rows[row], answer, sampling)
         except (generation.RowRefused, turns.EarlierRefused) as error:
             logging.warning("row %d (%s) was refused: %s", row, rows[row]["id"], error)
             journal.finish(generation.failed_row(row, rows[row], str(error)), "")
             earlier.finished(row, None)
             return
-        made = generation.response_row(row, rows[row], answer, sampling)
         name = ""
         if journal.layers:
             states, ids = Path(answer["kv_transfer_params"]["hidden_states_path"]), made["prompt_token_ids"]

@@ -31,7 +31,7 @@ def row(seed: int, temperature: float = 0.0) -> tuple[list[int], torch.Tensor]:
     return [0, *drawn.tolist()], states
 
 
-def taken(seeds, temperature: float = 0.0, sampled: float = 0.0, other: frozenset = frozenset()) -> AnswerProbe:
+def taken(seeds, temperature: float | None = 0.0, sampled: float = 0.0, other: frozenset = frozenset()) -> AnswerProbe:
     """A probe over these rows; those in `other` have the states of another row."""
     probe = AnswerProbe(FakeGolden(), temperature, "folder")
     for seed in seeds:
@@ -52,6 +52,12 @@ def test_sampled_rows_pass_at_their_temperature_and_not_as_greedy_ones():
     taken(range(40), temperature=1.0, sampled=1.0).refuse()
     with pytest.raises(UserError, match=r"folder, last layer: 0\.\d+ of 320 recorded tokens .* where 0\.9 must"):
         taken(range(40), temperature=0.0, sampled=1.0).refuse()
+
+
+def test_answers_that_the_data_give_need_not_be_the_likeliest_but_of_these_states():
+    taken(range(40), temperature=None, sampled=1.0).refuse()
+    with pytest.raises(UserError, match=r"where 0\.3 must"):
+        taken(range(40), temperature=None, sampled=1.0, other=frozenset(range(40))).refuse()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -51,8 +51,17 @@ SHAPES = {
 def test_each_shape_gives_the_turns_before_the_last_answer(shape: str):
     row, messages = SHAPES[shape]
     found = formats.prompt_of(row, 7)
-    assert found == {"id": "a", "messages": messages}
+    assert {key: found[key] for key in found if key != "answer"} == {"id": "a", "messages": messages}
     assert prompts.fault(found) is None
+
+
+def test_the_last_answer_is_kept_where_the_data_give_one():
+    answers = {shape: formats.prompt_of(row, 7).get("answer") for shape, (row, _) in SHAPES.items()}
+    without = {shape for shape, answer in answers.items() if answer is None}
+    assert without == {"OpenAI", "Spec-Bench", "a column of text"}
+    assert answers["ShareGPT"] == {"role": "assistant", "content": "Hello"}
+    assert answers["Alpaca"] == {"role": "assistant", "content": "3"}
+    assert answers["a column of questions"] == {"role": "assistant", "content": "42"}
 
 
 def test_a_row_without_an_id_has_its_number_and_a_conversation_s_name_is_kept():

@@ -312,7 +312,9 @@ def test_of_a_hub_dataset_the_first_rows_are_read_and_no_more(monkeypatch: pytes
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     spec = source_of(Path("hub:some/data"), split="train", revision="a" * 40, rows=30)
     found = prompts.read("prompts.sources.0", spec, LONGEST)
-    assert found == [{"id": str(number), "messages": messages(f"user={number}")} for number in range(30)]
+    (answer,) = messages("assistant=Hi")
+    expected = [{"id": str(n), "messages": messages(f"user={n}"), "answer": answer} for n in range(30)]
+    assert found == expected
     assert len(fetched) == 30
     assert fetched[0] == (("some/data", None), {"split": "train", "revision": "a" * 40, "streaming": True})
 

@@ -120,7 +120,7 @@ def test_a_row_that_comes_before_its_earlier_turn_does_not_wait_for_it():
 def collected(tmp_path: Path, rows: list[dict], train: int, heldout: int, how: str) -> tuple[list, list] | str:
     """Rows of both splits, or what the script says."""
     files.write_jsonl(tmp_path / "p.jsonl", rows)
-    spec = {"train": train, "heldout": heldout, "seed": 0, "max_model_len": 640, "earlier_answers": how}
+    spec = {"train": train, "heldout": heldout, "seed": 0, "max_model_len": 640, "answers": how}
     spec["sources"] = [source_of(tmp_path / "p.jsonl", weight=1.0)]
     paths = {name: tmp_path / f"{name}.jsonl" for name in ("train", "heldout")}
     line = [sys.executable, str(REPOSITORY / "scripts" / "collect_prompts.py"), "--spec", json.dumps(spec)]
@@ -142,8 +142,33 @@ def test_training_rows_have_their_turns_and_heldout_ones_the_datas_answers(tmp_p
 
 
 def test_with_the_datas_answers_a_conversation_is_one_row(tmp_path: Path):
-    train, heldout = collected(tmp_path, CONVERSATIONS, 5, 4, "given")
+    train, heldout = collected(tmp_path, CONVERSATIONS, 5, 4, "last")
     assert [len(row["messages"]) for row in (*train, *heldout)] == [3] * 9
+    assert not any("answer" in row for row in (*train, *heldout))
+
+
+def test_each_answer_that_the_data_give_is_a_row_and_of_heldout_ones_none_is(tmp_path: Path):
+    train, heldout = collected(tmp_path, CONVERSATIONS, 10, 4, "given")
+    assert [row["id"].split("/")[1] for row in train] == ["1", "2"] * 5
+    assert [row["answer"] for row in train] == [said("first"), said("second")] * 5
+    assert [len(row["messages"]) for row in (*train, *heldout)] == [1, 3] * 7
+    assert not any("answer" in row for row in heldout)
+
+
+def test_a_row_without_an_answer_to_keep_is_bad(tmp_path: Path):
+    rows = [{"id": "a", "messages": [user("1"), said("one")]}, {"id": "b", "messages": [user("1")]}]
+    told = collected(tmp_path, rows, 1, 1, "given")
+    assert "p.jsonl, line 2: its data have no answer to keep; set prompts.answers to `anew`" in told
+
+
+def test_a_call_of_a_tool_and_what_follows_its_answer_are_rows():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    told = {"role": "tool", "content": "4"}
+    row = {"id": "a", "messages": [user("2 + 2?"), call, told], "answer": said("Four.")}
+    assert [(len(each["messages"]), each["answer"]) for each in turns.each_answer(row)] == [
+        (1, call),
+        (3, said("Four.")),
+    ]
 
 
 def test_turns_without_answers_are_trained_on_and_their_first_is_held_out(tmp_path: Path):
@@ -151,7 +176,7 @@ def test_turns_without_answers_are_trained_on_and_their_first_is_held_out(tmp_pa
     train, heldout = collected(tmp_path, rows, 10, 4, "anew")
     assert [len(row["messages"]) for row in train] == [1, 3] * 5
     assert [len(row["messages"]) for row in heldout] == [1] * 4
-    assert "prompt '0': its data have no answers between its turns" in collected(tmp_path, rows, 5, 4, "given")
+    assert "line 1: its data have no answers between its turns" in collected(tmp_path, rows, 5, 4, "last")
 
 
 def test_of_an_evaluation_set_without_answers_the_first_turn_is_asked(tmp_path: Path):
@@ -161,4 +186,4 @@ def test_of_an_evaluation_set_without_answers_the_first_turn_is_asked(tmp_path: 
 
 
 def test_the_default_has_the_target_answer_anew():
-    assert "earlier_answers" not in CONFIG["prompts"]
+    assert "answers" not in CONFIG["prompts"]

@@ -92,10 +92,11 @@ class PromptSettings(Strict):
     """Where prompts come from, and how conversations are split."""
 
     sources: list[PromptSource] = Field(min_length=1, description="what the prompts are drawn from, mixed by weight")
-    earlier_answers: Literal["anew", "given"] = Field(
+    answers: Literal["anew", "last", "given"] = Field(
         "anew",
-        description="answers between the turns of a conversation that is trained on: the target's, turn by turn and "
-        "each turn a row, or the data's; held-out prompts keep the data's",
+        description="of conversations that are trained on: `anew`, the target gives every answer, turn by turn and "
+        "each turn a row; `last`, the data's stay and the target gives the last; `given`, it gives none, and each of "
+        "the data's is a row. Of held-out prompts, and in evaluation, it always gives the last",
     )
     train: int = Field(gt=0, description="rows to train on")
     heldout: int = Field(gt=0, description="rows never trained on, the evaluation set `heldout`")

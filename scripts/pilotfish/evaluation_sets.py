@@ -38,7 +38,9 @@ def collect(name: str, spec: dict) -> list[dict]:
     by_id = {key: turns.first(each) if turns.lacks_answers(each) else each for key, each in by_id.items()}
     chosen = list(by_id) if source.startswith(sources.HUB) else prompts.shuffled(by_id, spec["seed"])[:wanted]
     # A name of a conversation means nothing beside those of another source.
-    return [{key: value for key, value in by_id[each].items() if key != "conversation"} for each in chosen]
+    return [
+        {key: value for key, value in by_id[each].items() if key not in ("conversation", "answer")} for each in chosen
+    ]
 
 
 def _of_human_eval() -> Iterator[tuple[str, dict]]:

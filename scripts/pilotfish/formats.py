@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes in which people have prompts and conversations, each made one: an `id` and `messages`.
 
-Of a conversation all turns but the last answer are kept: that one is the target's to give.
+Of a conversation all turns but the last answer are `messages`; that one, which the target is to give, is kept as
+`answer`, for those who want the data's.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pilotfish import turns
 
 IDS = ("id", "prompt_id", "question_id", "conversation_id", "uuid")
 TEXTS = ("prompt", "question", "instruction", "query")  # columns that hold a prompt as plain text
+ANSWERS = ("output", "response", "answer", "completion")  # beside such a column
 ROLES = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
@@ -31,16 +33,29 @@ def prompt_of(row: dict, number: int) -> dict:
 def prompt(messages: object, row: dict, number: int) -> dict:
     """The prompt of a row whose messages are known; `prompts.fault` says if they are none."""
     named = next((row[key] for key in IDS if isinstance(row.get(key), str | int)), number)
-    found = {"id": named, "messages": _unanswered(messages)}
+    asked, answer = _parted(messages, row)
+    found = {"id": named, "messages": asked, **({"answer": answer} if answer else {})}
     found |= {key: row[key] for key in ("tools",) if row.get(key)}
     if isinstance(row.get("conversation"), str | int):
         found["conversation"] = row["conversation"]
     return found
 
 
-def _unanswered(messages: object) -> object:
+def _parted(messages: object, row: dict) -> tuple[object, dict | None]:
+    """Messages up to the last turn of the user, and the data's answer to it, if they give one."""
     last = messages[-1] if isinstance(messages, list) and messages else None
-    return messages[:-1] if isinstance(last, dict) and last.get("role") == "assistant" else messages
+    if not isinstance(last, dict):
+        return messages, None
+    if last.get("role") == "assistant":
+        return messages[:-1], last if _says_something(last) else None
+    text = next((row[key] for key in ANSWERS if isinstance(row.get(key), str)), None) if len(messages) == 1 else None
+    return messages, {"role": "assistant", "content": text} if text else None
+
+
+def _says_something(answer: dict) -> bool:
+    return bool(answer.get("tool_calls")) or (
+        isinstance(answer.get("content"), str) and bool(answer["content"].strip())
+    )
 
 
 def _openai(row: dict) -> list | None:

@@ -76,11 +76,11 @@ def _names(value: object) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def read(setting: str, spec: Mapping, max_model_len: int) -> list[dict]:
+def read(setting: str, spec: Mapping, max_model_len: int, answers: str = turns.ANEW) -> list[dict]:
     """All prompts of a source, as `checked` gives them; of a hub's dataset its first `rows`."""
     rows = islice(sources.prompts(setting, spec), spec["rows"])
     cure = sources.cure(setting, spec)
-    found = checked(rows, max_model_len, cure, spec["max_bad"])
+    found = checked(rows, max_model_len, cure, spec["max_bad"], answers)
     if not found:
         raise UserError(f"{spec['source']}: no prompts in it; {cure}")
     return found
@@ -100,15 +100,18 @@ def together(read: Sequence[list[dict]]) -> list[dict]:
     return marked
 
 
-def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str, max_bad: int = 0) -> list[dict]:
-    """Prompts as `id` (text), `messages` and, where given, `conversation` and `tools`, out of pairs of place and row.
+def checked(
+    rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str, max_bad: int = 0, answers: str = turns.ANEW
+) -> list[dict]:
+    """Prompts as `id` (text), `messages` and, where given, `answer`, `conversation` and `tools`, of places and rows.
 
-    `max_model_len` is in tokens. Raises UserError naming the place of the first bad shape (with the `cure`),
-    repeated id, or prompt that is far too long; the first `max_bad` of them are left out, and told.
+    `max_model_len` is in tokens; `answers` is the setting, for which a row may lack some. Raises UserError naming the
+    place of the first bad shape (with the `cure`), repeated id, or prompt that is far too long; the first `max_bad` of
+    them are left out, and told.
     """
     prompts, seen, bad = [], {}, 0
     for place, row in rows:
-        if wrong := _refusal(row, max_model_len, cure, seen):
+        if wrong := _refusal(row, max_model_len, cure, seen) or turns.lacking(row, answers):
             if bad == max_bad:
                 more = f" (after {bad} rows that were left out)" if bad else ""
                 raise UserError(f"{place}: {wrong}{more}")
@@ -117,8 +120,7 @@ def checked(rows: Iterable[tuple[str, dict]], max_model_len: int, cure: str, max
             continue
         seen[str(row["id"])] = place
         prompt = {"id": str(row["id"]), "messages": row["messages"]}
-        if row.get("tools"):
-            prompt["tools"] = row["tools"]
+        prompt |= {key: row[key] for key in ("answer", "tools") if row.get(key)}
         if row.get("conversation") is not None:
             prompt["conversation"] = str(row["conversation"])
         prompts.append(prompt)

@@ -30,7 +30,7 @@ def origin(target: Path, spec: Mapping, code: str) -> str:
 def question(prompt: Mapping, sampling: Mapping) -> str:
     """Digest of what one answer comes from beside its `origin`: a greedy one depends on no seed."""
     chosen = {name: value for name, value in sampling.items() if name != "seed" or sampling["temperature"] > 0}
-    asked = [prompt["messages"], prompt.get("tools"), chosen]
+    asked = [prompt["messages"], prompt.get("tools"), prompt.get("answer"), chosen]
     return hashlib.sha256(digest.spec_json(asked).encode()).hexdigest()
 
 

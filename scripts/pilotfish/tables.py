@@ -33,6 +33,8 @@ def _ids_within(vocab_size: int) -> pa.Check:
 
 _TEXT_OR_NULL = _each(lambda value: isinstance(value, str), "must be text or null")
 
+_OBJECT_OR_NULL = _each(lambda value: isinstance(value, dict), "must be a message or null")
+
 _LIST_OR_NULL = _each(lambda value: isinstance(value, list), "must be a list of tools or null")
 
 PROMPTS = pa.DataFrameSchema(
@@ -45,6 +47,7 @@ PROMPTS = pa.DataFrameSchema(
                 "turns must alternate user and assistant, end with the user, and none be empty",
             ),
         ),
+        "answer": pa.Column(object, _OBJECT_OR_NULL, nullable=True, required=False),
         "conversation": pa.Column(object, _TEXT_OR_NULL, nullable=True, required=False),
         "tools": pa.Column(object, _LIST_OR_NULL, nullable=True, required=False),
     },

@@ -25,20 +25,51 @@ def expanded(prompt: dict) -> list[dict]:
     ]
 
 
+def each_answer(prompt: dict) -> list[dict]:
+    """A row for each answer that the data give, which is kept as the row's `answer`; none where they give none.
+
+    What comes before it stays as it is, answers and calls of tools included.
+    """
+    told = [*prompt["messages"], *([prompt["answer"]] if "answer" in prompt else [])]
+    places = [place for place, each in enumerate(told) if each["role"] == "assistant" and not each.get(ANEW)]
+    ids = [prompt["id"]] if len(places) == 1 else [f"{prompt['id']}/{number}" for number in range(1, len(places) + 1)]
+    return [
+        {**prompt, "id": name, "messages": told[:place], "answer": told[place]}
+        for name, place in zip(ids, places, strict=True)
+    ]
+
+
+def lacking(prompt: dict, answers: str) -> str | None:
+    """What a prompt's data lack for `prompts.answers`, or None."""
+    if answers == ANEW:
+        return None
+    if lacks_answers(prompt):
+        return "its data have no answers between its turns; set prompts.answers to `anew`, or remove such prompts"
+    if answers == "given" and not each_answer(prompt):
+        return "its data have no answer to keep; set prompts.answers to `anew`, or remove such prompts"
+    return None
+
+
 def lacks_answers(prompt: dict) -> bool:
     """Whether the data have no answer where one stands before the last turn."""
     return any(message.get(ANEW) and not message.get("content") for message in prompt["messages"])
 
 
 def given(prompt: dict) -> dict:
-    """The prompt with the data's answers."""
+    """The prompt with the data's answers to all turns but the last."""
     plain = [{key: value for key, value in each.items() if key != ANEW} for each in prompt["messages"]]
-    return {**prompt, "messages": plain}
+    return {**_asked(prompt), "messages": plain}
 
 
 def unanswered(prompt: dict) -> dict:
     """The prompt without the data's answers: the target's take their place, so theirs must shape nothing."""
-    return {**prompt, "messages": [{**each, "content": ""} if each.get(ANEW) else each for each in prompt["messages"]]}
+    told = [{**each, "content": ""} if each.get(ANEW) else each for each in prompt["messages"]]
+    return {**_asked(prompt), "messages": told}
+
+
+def _asked(prompt: dict) -> dict:
+    """The prompt without the data's answer to its last turn."""
+    return {key: value for key, value in prompt.items() if key != "answer"}
 
 
 def first(prompt: dict) -> dict:
