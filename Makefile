@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run | test | plan | status | watch | compare | lint | tables | profiles | clean
-# CONFIG=my.yaml and PROFILE=gpu change run and plan; RUN=name shows one run alone in status and watch;
+# CONFIG=my.yaml and PROFILE=gpu or slurm change run and plan; RUN=name shows one run alone in status and watch;
 # RUNS="a b" names those to compare.
 
 PROFILE ?= cpu
 CONFIG ?=
 RUN ?=
-BIN := .venv/bin
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+CLUSTER := $(filter slurm kubernetes,$(PROFILE))
+ifneq ($(CLUSTER),)
+export PATH := $(CURDIR)/.venv-$(CLUSTER)/bin:$(PATH)
+endif
 SNAKEMAKE := snakemake --profile profiles/$(PROFILE) $(if $(CONFIG),--configfile $(CONFIG))
 ENVIRONMENT := $(if $(filter cpu,$(PROFILE)),cpu,gpu)
 
@@ -41,6 +44,9 @@ tables: setup
 
 setup:
 	@bash envs/setup.sh $(ENVIRONMENT)
+ifneq ($(CLUSTER),)
+	@bash envs/setup.sh $(CLUSTER)
+endif
 
 profiles:
 	@mkdir -p $${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake

@@ -51,7 +51,11 @@ def main() -> None:
         if product.tolist() != [[10.0, 13.0], [28.0, 40.0]]:
             faults.append(f"torch multiplies wrongly: {product.tolist()}")
     if faults:
-        sys.exit("the environment is not as pinned:\n  " + "\n  ".join(faults) + "\ndelete .venv and try again")
+        sys.exit(
+            "the environment is not as pinned:\n  "
+            + "\n  ".join(faults)
+            + f"\ndelete {Path(sys.prefix).name} and try again"
+        )
     print(f"environment verified against {sys.argv[1]}")
 
 

@@ -2,6 +2,7 @@
 # Settings, paths and the functions that rules use. Imported while planning: neither torch nor pandas.
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -43,7 +44,9 @@ try:
 except UserError as error:
     raise WorkflowError(str(error)) from None
 
-one_run.clear_stale_locks()
+# A job on another node may be unable to see that the run's own lock is held.
+if workflow.is_main_process:
+    one_run.clear_stale_locks()
 
 SCRIPTS = os.path.relpath(Path(workflow.basedir) / "scripts")
 RESULTS = f"results/{S.run}"
@@ -317,6 +320,11 @@ def begin():
     """Before the first job: refuse a run that cannot fit on the disk, else note its plan for the report."""
     if workflow.touch:
         return
+    if workflow.executor_plugin.name == "slurm" and not shutil.which("sbatch"):
+        raise WorkflowError(
+            "no `sbatch` on PATH: start the run on a node that submits jobs to Slurm, "
+            "perhaps after `module load slurm`"
+        )
     needed = list(workflow.dag.needrun_jobs())
     jobs = [(job.rule.name, job.wildcards_dict) for job in needed]
     try:

@@ -2,6 +2,7 @@
 """Two jobs never hold the same GPU, and what a job changed in its environment is put back."""
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -218,6 +219,30 @@ def test_without_the_variable_the_driver_says_what_there_is(
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{driver}\n", encoding="utf-8")
         (tmp_path / "nvidia-smi").chmod(0o755)
     assert gpus.visible_gpus() == visible
+
+
+def test_a_number_on_another_node_is_another_device_though_the_nodes_share_the_folder_of_locks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with gpus.lease(2):
+        monkeypatch.setenv(DEVICES, "0,1")
+        monkeypatch.setattr(platform, "node", lambda: "another")
+        with gpus.lease(2) as held:
+            assert held == ["0", "1"]
+
+
+@pytest.mark.parametrize("names", [("0", "GPU-a"), ("GPU-a", "0")])
+def test_a_number_and_a_uuid_are_one_device_where_the_driver_says_so_on_whatever_node(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpus, "_uuids", lambda: {"0": "GPU-a"})
+    first, second = names
+    monkeypatch.setenv(DEVICES, first)
+    with gpus.lease(1):
+        monkeypatch.setenv(DEVICES, second)
+        monkeypatch.setattr(platform, "node", lambda: "another")
+        with pytest.raises(UserError, match="0 of 1 free"), gpus.lease(1):
+            pass
 
 
 def test_a_variable_that_was_not_set_is_not_set_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

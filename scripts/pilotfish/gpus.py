@@ -4,6 +4,7 @@
 import fcntl
 import logging
 import os
+import platform
 import subprocess
 import tempfile
 import time
@@ -70,7 +71,7 @@ def _wait_for(count: int, visible: Sequence[str]) -> dict[str, int]:
     folder = Path(tempfile.gettempdir()) / f"pilotfish-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     uuids = _uuids()
-    locks = {name: folder / f"{uuids.get(name, name).replace('/', '_')}.lock" for name in visible}
+    locks = {name: folder / f"{_unique(uuids.get(name, name)).replace('/', '_')}.lock" for name in visible}
     until = time.monotonic() + PATIENCE
     told: set[str] = set()
     while True:
@@ -88,6 +89,11 @@ def _wait_for(count: int, visible: Sequence[str]) -> dict[str, int]:
             logger.info("%s: %s; waiting %d s for it to end", free, who, PATIENCE)
             told.update(holders)
         time.sleep(POLL_SECONDS)
+
+
+def _unique(device: str) -> str:
+    """A device's name among those of all nodes, which may share the folder of locks: a bare number is each node's."""
+    return f"{platform.node()}-{device}" if device.isdigit() else device
 
 
 def _take(guard: Path, locks: Mapping[str, Path], count: int) -> tuple[dict[str, int], list[str]]:
