@@ -21,6 +21,7 @@ from pathlib import Path
 from conftest import REPOSITORY, copy_workflow
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
+SEARCH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"
 NODE = platform.node().partition(".")[0]
 GPUS = ("/dev/null", "/dev/zero", "/dev/full")  # what matters is that Slurm counts them and sets CUDA_VISIBLE_DEVICES
 START = 60  # seconds in which the node must be ready
@@ -55,21 +56,25 @@ PartitionName=all Nodes=ALL Default=YES
 """
 
 
+def missing() -> list[str]:
+    """The daemons that are not installed."""
+    return [name for name in DAEMONS if not shutil.which(name, path=SEARCH)]
+
+
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[dict[str, str]]:
     """Start Slurm with all that it writes in `folder`; yields what a process must have in its environment to use it.
 
     RuntimeError if Slurm is not installed or does not get ready.
     """
-    search = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"
-    if missing := [name for name in DAEMONS if not shutil.which(name, path=search)]:
-        raise RuntimeError(f"{', '.join(missing)} not found: apt-get install slurm-wlm munge")
+    if lacking := missing():
+        raise RuntimeError(f"{', '.join(lacking)} not found: apt-get install slurm-wlm munge")
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
     _write_configuration(folder)
     environment = {
         **os.environ,
-        "PATH": f"{_srun(folder, shutil.which('srun')).parent}{os.pathsep}{search}",
+        "PATH": f"{_srun(folder, shutil.which('srun')).parent}{os.pathsep}{SEARCH}",
         "SLURM_CONF": str(folder / "slurm.conf"),
     }
     with contextlib.ExitStack() as held:

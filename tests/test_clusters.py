@@ -52,6 +52,7 @@ def cancel_at_work(root: Path, environment: dict[str, str], running: subprocess.
     subprocess.run(["scancel", job], env=environment, check=True)
 
 
+@pytest.mark.skipif(bool(slurm.missing()), reason="no Slurm here: apt-get install slurm-wlm munge")
 def test_a_part_that_is_cancelled_is_retried_alone_and_slurm_makes_what_one_machine_makes(
     tiny_run: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
