@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -54,14 +55,19 @@ def cancel_at_work(root: Path, environment: dict[str, str], running: subprocess.
 
 @pytest.mark.skipif(bool(slurm.missing()), reason="no Slurm here: apt-get install slurm-wlm munge")
 def test_a_part_that_is_cancelled_is_retried_alone_and_slurm_makes_what_one_machine_makes(
-    tiny_run: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ):
     """All held-out rows anew, from the answers on: engines and a gate lease the devices that Slurm gave their jobs."""
-    root, temporary, said = tmp_path / "work", tmp_path / "temporary", tmp_path / "said.txt"
+    root, said = tmp_path / "work", tmp_path / "said.txt"
+    # Short, since vLLM's sockets lie in it.
+    temporary = Path(tempfile.mkdtemp(prefix="pilotfish-"))
+    request.addfinalizer(lambda: shutil.rmtree(temporary))
     shutil.copytree(tiny_run[0], root, symlinks=True)
     for folder in MADE_ANEW:
         shutil.rmtree(root / RUN / folder / "heldout")
-    temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     line = slurm.line(str(RUN / "hidden_states" / "heldout" / "manifest.json"))
     with slurm.running(tmp_path / "slurm") as environment, started(line, root, environment, said) as running:
