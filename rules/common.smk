@@ -78,6 +78,9 @@ LIMITS = digest.spec_json(
 )
 ENGINE_NUMERICS = S.engine.model_dump(include={"max_model_len", "dtype", "extra_args"})
 TRUST = S.target.trust_remote_code
+# Whether the training rows' answers are the data's; a rehearsal needs what the target says.
+GIVEN = S.prompts.answers == "given"
+REHEARSED = settings.HELDOUT if GIVEN else "train"
 
 
 def either(names):
@@ -146,14 +149,9 @@ def response_spec(**sampling):
     }
 
 
-# What the target says, which a rehearsal needs: the training rows, unless their answers are the data's.
-REHEARSED = settings.HELDOUT if S.prompts.answers == "given" else "train"
-
-
 def temperature_of(split):
     """At which a split's answers were drawn; None of answers that the data give."""
-    given = split == "train" and S.prompts.answers == "given"
-    return None if given else S.responses.temperature
+    return None if GIVEN and split == "train" else S.responses.temperature
 
 
 def responses_to_train_on(wildcards):

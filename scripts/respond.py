@@ -37,8 +37,8 @@ def main() -> None:
     arguments = _arguments()
     spec = cli.spec_of(arguments)
     facts = manifest.read(arguments.target, "target")["statistics"]
-    # vLLM 0.32 captures by way of speculative decoding, which on the CPU makes nonsense of sampled text.
     rows = files.read_jsonl(arguments.prompts)
+    # vLLM 0.32 captures by way of speculative decoding, which on the CPU makes nonsense of sampled text.
     sampled = spec["sampling"]["temperature"] > 0 and "answer" not in rows[0]
     asked = [] if sampled else layers.layers_to_capture(json.loads(arguments.capture_layers), facts)
     part = prompts.part_rows(len(rows), arguments.part)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pilotfish import disk, files, generation, seals, shards
-from pilotfish.engine import SERVED_NAME, Engine
+from pilotfish.engine import Engine
 from pilotfish.errors import UserError
 from pilotfish.progress import Heartbeat
 
@@ -127,8 +127,8 @@ class Adoption:
 
             async def attempt(row: int, made: dict = made, columns: list[int] = columns) -> None:
                 tokens = self.ids[row][:-1]
-                answer = await api.completions.create(model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0)
-                path = Path(answer.model_dump()["kv_transfer_params"]["hidden_states_path"])
+                answer = await generation.prefill(api, tokens)
+                path = Path(answer["kv_transfer_params"]["hidden_states_path"])
                 states = await generation.take_states(path, tokens, len(captured))
                 made[row] = shards.RowStates(states.token_ids, states.hidden_states[:, columns])
                 path.unlink()

@@ -25,6 +25,13 @@ MAX_GAP, MAX_GAP_BY_TEMPERATURE = 0.5, 2.0
 EVERY = 16  # of the logits, enough for their standard deviation
 
 
+def _limits(temperature: float | None) -> tuple[float, float]:
+    """The least share of right tokens over a split, and the largest gap of a row; of given ones where None."""
+    if temperature is None:
+        return MIN_GIVEN, MAX_GAP_GIVEN
+    return MIN_SAMPLED if temperature else MIN_GREEDY, MAX_GAP + MAX_GAP_BY_TEMPERATURE * temperature
+
+
 class AnswerProbe:
     """Takes the last states and the tokens of one row after another, and looks at a few positions of each.
 
@@ -34,8 +41,7 @@ class AnswerProbe:
 
     def __init__(self, golden: Golden, temperature: float | None, where: object):
         self._golden, self._greedy = golden, temperature == 0
-        self._least = MIN_GIVEN if temperature is None else MIN_GREEDY if self._greedy else MIN_SAMPLED
-        self._max_gap = MAX_GAP_GIVEN if temperature is None else MAX_GAP + MAX_GAP_BY_TEMPERATURE * temperature
+        self._least, self._max_gap = _limits(temperature)
         self._where, self._faults = where, Faults(where)
         self._waiting: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._positions = self._right = 0

@@ -47,15 +47,9 @@ def _parted(messages: object, row: dict) -> tuple[object, dict | None]:
     if not isinstance(last, dict):
         return messages, None
     if last.get("role") == "assistant":
-        return messages[:-1], last if _says_something(last) else None
+        return messages[:-1], last if turns.has_content(last) and not last.get(turns.ANEW) else None
     text = next((row[key] for key in ANSWERS if isinstance(row.get(key), str)), None) if len(messages) == 1 else None
     return messages, {"role": "assistant", "content": text} if text else None
-
-
-def _says_something(answer: dict) -> bool:
-    return bool(answer.get("tool_calls")) or (
-        isinstance(answer.get("content"), str) and bool(answer["content"].strip())
-    )
 
 
 def _openai(row: dict) -> list | None:

@@ -76,6 +76,12 @@ async def chat(
     return answer.model_dump()
 
 
+async def prefill(api: openai.AsyncOpenAI, tokens: Sequence[int]) -> dict:
+    """Have the engine compute token ids [T], so that it captures their states; its answer, of one token, as a dict."""
+    answer = await api.completions.create(model=SERVED_NAME, prompt=list(tokens), max_tokens=1, temperature=0.0)
+    return answer.model_dump()
+
+
 def response_row(row: int, prompt: dict, answer: dict, sampling: dict) -> dict:
     """What is kept of an answer: exact ids, text, reasoning, finish reason, sampling parameters."""
     choice = answer["choices"][0]

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import openai
 
-from pilotfish import reasoning, responses
+from pilotfish import generation, reasoning
 from pilotfish.engine import SERVED_NAME, Engine
 from pilotfish.generation import RowRefused
-from pilotfish.responses import Decode
+from pilotfish.responses import Decode, detokeniser, short
 
 
 class Keeper:
@@ -26,7 +26,7 @@ class Keeper:
     def __init__(self, folder: Path, spec: Mapping, facts: Mapping, max_model_len: int):
         self._template = spec["sampling"]["chat_template_kwargs"]
         self._longest, self._max_model_len = spec["sampling"]["max_tokens"], max_model_len
-        self._facts, self._decode = facts, responses.detokeniser(folder, spec["trust_remote_code"])
+        self._facts, self._decode = facts, detokeniser(folder, spec["trust_remote_code"])
 
     async def row(
         self, api: openai.AsyncOpenAI, server: Engine, row: int, prompt: dict, sampling: dict, capture: bool
@@ -45,9 +45,7 @@ class Keeper:
         }
         if not capture:
             return made, {}
-        tokens = (made["prompt_token_ids"] + made["token_ids"])[:-1]
-        passed = await api.completions.create(model=SERVED_NAME, prompt=tokens, max_tokens=1, temperature=0.0)
-        return made, passed.model_dump()
+        return made, await generation.prefill(api, (made["prompt_token_ids"] + made["token_ids"])[:-1])
 
 
 async def rendered(
@@ -94,9 +92,9 @@ def kept(prompt: dict, asked: list[int], behind: list[int], facts: Mapping, room
     ids = behind[: max(0, min(end, room))]
     if not ids:
         raise RowRefused(f"the prompt's {len(asked)} tokens leave no room for an answer; raise engine.max_model_len")
-    said = prompt["answer"].get("content") or ""
-    if said.strip() not in decode(behind[:end]):
-        raise RowRefused(f"the chat template renders the answer {_short(said)} as {_short(decode(behind[:end]))}")
+    said, whole = prompt["answer"].get("content") or "", decode(behind[:end])
+    if said.strip() not in whole:
+        raise RowRefused(f"the chat template renders the answer {short(said)} as {short(whole)}")
     span = reasoning.split(asked, ids, facts["wrapper"])
     thought = decode(ids[span.start : span.end]) if span.owner != "none" else None
     return {
@@ -107,7 +105,3 @@ def kept(prompt: dict, asked: list[int], behind: list[int], facts: Mapping, room
         "finish_reason": "stop" if len(ids) == end else "length",
         "error": None,
     }
-
-
-def _short(text: str) -> str:
-    return repr(text[:100])

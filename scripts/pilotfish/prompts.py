@@ -42,20 +42,12 @@ def fault(prompt: dict) -> str | None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return f"message {number} has no role among {', '.join(ROLES)}"
-        if not _has_content(message):
+        if not turns.has_content(message):
             return f"message {number} has empty or non-text `content`"
     tools = prompt.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         return "`tools` is not a list of objects"
     return _order_fault(messages[messages[0]["role"] == "system" :])
-
-
-def _has_content(message: dict) -> bool:
-    """Whether there is text; a tool needs none, nor an assistant who calls one or whose turn the target is to give."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    if message["role"] == "assistant" and (message.get(turns.ANEW) is True or (isinstance(calls, list) and calls)):
-        return content is None or isinstance(content, str)
-    return isinstance(content, str) and bool(content.strip() or message["role"] == "tool")
 
 
 def _order_fault(messages: list[dict]) -> str | None:

@@ -117,7 +117,7 @@ class Review:
         ids = row["token_ids"]
         if self.wrapper is None and self.parser:  # where the parts lie in the ids only this parser knows
             lost = [part for part in (row["text"], row["reasoning"]) if (part or "").strip() not in self.decode(ids)]
-            return f"{_short(lost[0])} is not in what its token ids say" if lost else None
+            return f"{short(lost[0])} is not in what its token ids say" if lost else None
         if self.wrapper is None:
             if found := self.thinking.intersection(ids):
                 return f"token {min(found)} wraps reasoning, but target.reasoning_parser is not set; set it"
@@ -134,7 +134,7 @@ class Review:
         said, decoded = ((each or "").strip().rstrip(UNFINISHED).strip() for each in (text, self.decode(ids)))
         if said == decoded:
             return None
-        return f"{what} reads {_short(said)} where its token ids say {_short(decoded)}"
+        return f"{what} reads {short(said)} where its token ids say {short(decoded)}"
 
     def _flaw(self, row: dict, span: reasoning.Span) -> str | None:
         """Why a row is not fit to train on, though what came back is what the model said."""
@@ -207,7 +207,8 @@ LIMITS = (  # flaws first: they explain the others
 )
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """A text as it stands in an error: its start and its end where it is long."""
     return repr(text if len(text) <= 60 else f"{text[:30]}...{text[-25:]}")
 
 

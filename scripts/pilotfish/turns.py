@@ -11,6 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 ANEW = "anew"  # in a message of the assistant: the target is to give it, whatever its content
 
 
+def has_content(message: dict) -> bool:
+    """Whether there is text; a tool needs none, nor an assistant who calls one or whose turn the target is to give."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if message["role"] == "assistant" and (message.get(ANEW) is True or (isinstance(calls, list) and calls)):
+        return content is None or isinstance(content, str)
+    return isinstance(content, str) and bool(content.strip() or message["role"] == "tool")
+
+
 def expanded(prompt: dict) -> list[dict]:
     """A prompt for each turn of the user; answers before it are to be given anew, and keep the data's for `given`.
 
