@@ -147,7 +147,8 @@ def test_a_large_target_on_gpus_is_bound_by_its_weights_and_starts_in_as_long_as
         {"hidden_size": 7168, "layers": 61, "vocab_size": 163_840, "parameters": 10**12, "active": 32 * 10**9}
         | {"weight_bytes": 547 * 10**9}
     )
-    config = changed(engine__tensor_parallel=8, engine__dtype="bfloat16", drafters__dflash__capture_layers=[2, 58])
+    engine = {"engine__tensor_parallel": 8, "engine__dtype": "bfloat16", "engine__max_num_seqs": 64}
+    config = changed(**engine, drafters__dflash__capture_layers=[2, 58])
     assumed = rates.assumptions(settings.load(config), target, "gpu", cores=64)
     assert 20 * 60 < assumed["respond"].per_job < 30 * 60
     tokens_per_second = 1 / assumed["respond"].per_unit
